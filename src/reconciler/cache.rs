@@ -41,6 +41,7 @@ mod namesakes;
 mod observe;
 mod publishers;
 mod store;
+mod tailnets;
 mod targets;
 mod uninstall;
 
@@ -67,8 +68,8 @@ pub struct ClusterCache {
     refused_ports: BTreeMap<u16, Instant>,
     /// Objects that their workloads refused in the last pass, for another reason than their name in the tailnet.
     refusals: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
-    /// Names that plans give to workloads, by tailnet and label, until a record has them.
-    reserved: BTreeMap<(Option<String>, String), (WorkloadKey, Instant)>,
+    /// Names that plans give to workloads, by label, until a record has them.
+    reserved: BTreeMap<(String, WorkloadKey), Instant>,
     uninstall: Uninstall,
     /// Users' objects with annotations that have no effect.
     annotations: BTreeMap<Publisher, AnnotationNotice>,

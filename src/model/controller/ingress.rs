@@ -162,7 +162,7 @@ fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap
                 PublishTarget::Whole(whole) if nodes => {
                     ServiceState::ByRoute(routes::allot(shape, plan.before.mappings.get(&name), whole, &mut taken)?)
                 }
-                _ => service_state(work, shape, (listed, &plan.advertised), &name, &spec, joins),
+                _ => service_state(work, shape, (listed, &plan.advertised), (&name, &claim.claimant), &spec, joins),
             };
             let item = Item { claimant: claim.claimant.clone(), dns: format!("{}.{suffix}", spec.label), spec, state };
             if !plan.recorded(&name) {

@@ -78,7 +78,10 @@ impl Applier {
             ControlAction::PublishService { desired, recorded } => {
                 Ok(self.controls.publish_service(tailnet, &desired, &observed.settings.cluster, recorded).await)
             }
-            ControlAction::ReleaseService { name } => Ok(self.controls.release_service(tailnet, &name, &observed.settings.cluster).await),
+            ControlAction::ReleaseService { name } => {
+                let owner = (&observed.settings.cluster, observed.key.group_name());
+                Ok(self.controls.release_service(tailnet, &name, owner).await)
+            }
             ControlAction::ApproveRoutes { device, add, remove, .. } => {
                 Ok(self.controls.approve_routes(tailnet, &device, &add, &remove).await)
             }

@@ -3,15 +3,30 @@
 
 use std::collections::BTreeMap;
 
+use imbl::OrdMap;
+
 use super::ClusterCache;
 use crate::api::names;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig};
+use crate::model::controller::workload::observed::{DeviceInputs, DeviceRead};
 
 impl ClusterCache {
+    pub(super) fn device_inputs(
+        &self,
+        key: &WorkloadKey,
+        workload: &str,
+        replicas: &BTreeMap<u32, ObservedReplica>,
+        reads: OrdMap<DeviceId, DeviceRead>,
+    ) -> DeviceInputs {
+        let (index, other_tailnets) = (self.indices.devices.clone(), self.other_tailnets(key));
+        DeviceInputs { index, other_tailnets, reads, contested: self.contested_devices(workload, replicas) }
+    }
+
     /// Devices that replicas of a workload claim without a record or an auth key, while a replica without a record of any workload claims them
     /// too, with the state Secret of that one.
-    pub(super) fn contested_devices(&self, workload: &str, replicas: &BTreeMap<u32, ObservedReplica>) -> BTreeMap<DeviceId, String> {
+    fn contested_devices(&self, workload: &str, replicas: &BTreeMap<u32, ObservedReplica>) -> BTreeMap<DeviceId, String> {
         let contested = replicas.iter().filter_map(|(ordinal, replica)| {
             let config = replica.config.as_deref();
             let is_bound = config.is_some_and(|config| config.device.is_some() || config.mint.is_some());

@@ -15,6 +15,7 @@ use crate::api::vip::PREFIX;
 use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::kinds::concerns;
+use crate::model::controller::workload::device_index::DeviceEntry;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
@@ -102,8 +103,9 @@ impl ClusterCache {
         }
         match object {
             CachedObject::Config(_, config) => {
-                self.indices.devices.follow(&id.1, &config.entry(), came);
-                for (key, name) in owners(role, id, object).iter().flat_map(|key| config.names().map(move |name| (key.clone(), name))) {
+                let keys = owners(role, id, object);
+                self.indices.devices.follow(&id.1, &DeviceEntry { workload: keys.iter().next(), ..config.entry() }, came);
+                for (key, name) in keys.iter().flat_map(|key| config.names().map(move |name| (key.clone(), name))) {
                     self.index_holder(&name, &(key.clone(), key), came);
                 }
             }

@@ -30,18 +30,16 @@ impl ClusterCache {
         self.assignment.has_own_proxy(parent).then(|| (parent.label(), parent.publisher()))
     }
 
-    /// Objects of other workloads of the tailnet that have one of these labels, or request it and are not refused.
+    /// Objects of other workloads that have one of these labels, or request it in this tailnet and are not refused.
     pub(super) fn namesakes(&self, of: &WorkloadKey, labels: &BTreeSet<String>) -> BTreeMap<String, Vec<Namesake>> {
         let own = self.standalone_parent(of).map(Parent::label);
         let labels: BTreeSet<&String> = if of.is_standalone() { own.iter().collect() } else { labels.iter().collect() };
-        let group = of.group().and_then(|name| self.group(name));
-        let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_ref());
-        if group.is_none() && !of.is_standalone() {
+        if of.group().is_some_and(|name| self.group(name).is_none()) {
             return BTreeMap::new();
         }
         let all = labels.into_iter().map(|label| {
             let of_label = |(workload, subject): (WorkloadKey, WorkloadKey)| self.namesake(of, (workload, subject), label);
-            let others = self.named(label).into_iter().filter(|(workload, _)| workload != of && self.is_in(workload, tailnet));
+            let others = self.named(label).into_iter().filter(|(workload, _)| workload != of);
             (label.clone(), others.filter_map(of_label).collect::<Vec<_>>())
         });
         all.filter(|(_, namesakes)| !namesakes.is_empty()).collect()
@@ -68,14 +66,6 @@ impl ClusterCache {
         groups.map(|(name, _)| WorkloadKey::of_group(name))
     }
 
-    /// Whether a workload is in this tailnet; the default one has no name.
-    fn is_in(&self, key: &WorkloadKey, tailnet: Option<&String>) -> bool {
-        match key.group() {
-            Some(name) => self.group(name).is_some_and(|group| group.spec.tailnet.as_ref() == tailnet),
-            None => tailnet.is_none(),
-        }
-    }
-
     fn namesake(&self, of: &WorkloadKey, (workload, subject): (WorkloadKey, WorkloadKey), label: &str) -> Option<Namesake> {
         let claimant = subject.publisher();
         let metadata = match (&claimant, subject.group()) {
@@ -99,7 +89,9 @@ impl ClusterCache {
             let (created, uid) = age(metadata);
             (created, uid.to_owned())
         });
-        (holds || requests()).then_some(Namesake { workload, subject, age, holds })
+        self.tailnet_of(&workload)?;
+        let is_same_tailnet = self.is_same_tailnet(of, &workload);
+        (holds || (is_same_tailnet && requests())).then_some(Namesake { workload, subject, age, holds, is_same_tailnet })
     }
 
     /// Whether a group's config has a name without the object: that of the Tailscale operator does not say for which.
@@ -112,14 +104,13 @@ impl ClusterCache {
     /// Reserves the new names of a plan, as passes over two workloads run at the same time. Returns false if another workload's plan has one
     /// of them: its result is seen by the next pass.
     pub fn reserve_names(&mut self, key: &WorkloadKey, names: &BTreeSet<String>, now: Instant) -> bool {
-        let tailnet = key.group().and_then(|name| self.group(name)?.spec.tailnet.clone());
         let is_current = |label: &String, workload: &WorkloadKey| workload != key || names.contains(label);
-        self.reserved.retain(|(_, label), (workload, since)| is_current(label, workload) && now.duration_since(*since) < RESERVATION_TTL);
-        let reserved: Vec<_> = names.iter().map(|label| (tailnet.clone(), label.clone())).collect();
-        if reserved.iter().any(|name| self.reserved.get(name).is_some_and(|(workload, _)| workload != key)) {
+        self.reserved.retain(|(label, workload), since| is_current(label, workload) && now.duration_since(*since) < RESERVATION_TTL);
+        let mut others = self.reserved.keys().filter(|(label, workload)| workload != key && names.contains(label));
+        if others.any(|(_, workload)| self.is_same_tailnet(key, workload)) {
             return false;
         }
-        self.reserved.extend(reserved.into_iter().map(|name| (name, (key.clone(), now))));
+        self.reserved.extend(names.iter().map(|label| ((label.clone(), key.clone()), now)));
         true
     }
 

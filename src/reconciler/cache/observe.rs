@@ -28,7 +28,7 @@ use crate::model::controller::workload::objects::certificate::{CertificateRecord
 use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
-    Approved, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, PublishInputs, ServiceList, TailnetState,
+    Approved, Class, ControlPlaneError, DeviceRead, Observed, PublishInputs, ServiceList, TailnetState,
 };
 use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::model::controller::workload::readiness::is_lost;
@@ -69,7 +69,7 @@ impl ClusterCache {
         };
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
         let (replicas, waiting) = self.with_waiting(key, &workload);
-        let contested = self.contested_devices(&workload, &replicas);
+        let devices = self.device_inputs(key, &workload, &replicas, device_reads);
         let wants_nodes = matches!(&class, Class::Ready(class) | Class::Refused(class) if class.spec.static_endpoints.is_some());
         let owned = self.with_secrets(self.owned(key), key, &workload, &settings.namespace);
         let certificates = self.certificates_of(&owned);
@@ -99,7 +99,7 @@ impl ClusterCache {
             settings,
             assignment: self.rules_of_passes(),
             replacements: 0,
-            devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads, contested },
+            devices,
             denied,
         }
     }

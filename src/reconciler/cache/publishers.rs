@@ -153,9 +153,7 @@ impl ClusterCache {
         let (mut replicas, _) = self.with_waiting(&key, &self.workload(&key));
         self.live(claimant)?;
         let conflict = proxy_conflict(self.standalone_parent(&key)?, &self.assignment, replicas.remove(&0).as_ref())?;
-        // The proxy's name is in the default tailnet.
-        let is_same = of.group().and_then(|name| self.group(name)).is_some_and(|group| group.spec.tailnet.is_none());
-        Some(NameConflict { is_device: conflict.is_device && is_same, ..conflict })
+        Some(NameConflict { is_device: conflict.is_device && self.is_same_tailnet(of, &key), ..conflict })
     }
 
     /// Groups with an Ingress that names this Secret as a certificate.
@@ -172,14 +170,12 @@ impl ClusterCache {
     }
 
     fn rivals(&self, of: &WorkloadKey, label: &str) -> Vec<NameConflict> {
-        let tailnet = |key: &WorkloadKey| self.group(key.group()?).map(|group| group.spec.tailnet.clone());
-        let own = tailnet(of);
+        let is_group = |key: &WorkloadKey| key.group().is_some_and(|name| self.group(name).is_some());
         let others = self.indices.wanted.get(label).into_iter().flatten();
         let rival = |claimant: &Publisher| {
             let other = self.key_of(claimant).filter(|other| other != of)?;
-            let theirs = tailnet(&other)?;
-            self.live(claimant).filter(|_| !self.is_refused(&other, claimant))?;
-            if own.as_ref().is_some_and(|own| *own != theirs) {
+            self.live(claimant).filter(|_| is_group(&other) && !self.is_refused(&other, claimant))?;
+            if is_group(of) && !self.is_same_tailnet(of, &other) {
                 return None;
             }
             let name = service_name(label);

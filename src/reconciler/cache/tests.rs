@@ -19,6 +19,7 @@ mod namesakes;
 mod pod_secrets;
 mod proxy_names;
 mod siblings;
+mod tailnet_names;
 mod target_policy;
 mod upgrade;
 mod variants;

@@ -88,11 +88,11 @@ impl ControlPlanes {
         Ok(self.listed.set(tailnet, &desired.name, found))
     }
 
-    /// Releases a service; returns whether the known state has changed.
-    pub async fn release_service(&self, tailnet: Option<&str>, name: &str, owner: &ServiceOwner) -> Result<bool, Denied> {
+    /// Releases a group's part of a service; returns whether the known state has changed.
+    pub async fn release_service(&self, tailnet: Option<&str>, name: &str, (owner, group): (&ServiceOwner, &str)) -> Result<bool, Denied> {
         let client = self.plane(tailnet)?;
         let found = client.service(name).await?;
-        let remaining = match release(found.as_ref(), owner) {
+        let remaining = match release(found.as_ref(), owner, group) {
             Release::Nothing => found,
             Release::Delete => {
                 client.delete_service(name).await?;

@@ -7,6 +7,7 @@ use crate::api::names;
 use crate::model::controller::ingress::HANDOVER_POLL_INTERVAL;
 use crate::model::controller::ingress::ServiceState;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
+use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::identity::DeviceAddresses;
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -25,7 +26,7 @@ pub(crate) fn service_state(
     work: &mut PlanPart<'_>,
     shape: &RenderContext<'_>,
     (listed, reported): (Option<&ServiceList>, &BTreeSet<String>),
-    name: &str,
+    (name, claimant): (&str, &Publisher),
     spec: &PublishSpec,
     joins: bool,
 ) -> ServiceState {
@@ -40,7 +41,8 @@ pub(crate) fn service_state(
     }
     let tags = if spec.tags.is_empty() { shape.settings.tags.clone() } else { spec.tags.clone() };
     let (name, group) = (name.to_owned(), shape.owner.name.clone());
-    let desired = DesiredVipService { name, group, tags, ports: spec.ports.clone(), share: joins, adopt: adopts(work, &spec.label) };
+    let (ports, adopt, taken_by) = (spec.ports.clone(), adopts(work, &spec.label), taken_by(work, &spec.label, claimant));
+    let desired = DesiredVipService { name, group, tags, ports, share: joins, adopt, taken_by };
     // Replicas' configs only had names that were ours.
     let recorded = reported.contains(&desired.name);
     match verify_owner(entry, &desired, &observed.settings.cluster, recorded) {
@@ -65,6 +67,15 @@ pub(crate) fn service_state(
 /// Whether the proxy of an object of the group has the name, until it gives it up: the control plane would reject the Tailscale Service.
 pub(crate) fn is_device(work: &Pass<'_>, name: &str) -> bool {
     work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.is_device))
+}
+
+/// Other groups that have the name for other objects, also by another Tailnet object: the owners of a Tailscale Service show that it is of one
+/// tailnet. During a move two groups have it for one object.
+fn taken_by(work: &Pass<'_>, label: &str, claimant: &Publisher) -> BTreeSet<String> {
+    let subject = WorkloadKey::from(claimant);
+    let others = work.observed.publish.namesakes.get(label).into_iter().flatten();
+    let others = others.filter(|other| other.holds && !other.is_same_tailnet && other.subject != subject);
+    others.filter_map(|other| other.workload.group().map(str::to_owned)).collect()
 }
 
 /// Whether the group may adopt a Tailscale Service without owner: set by administrators, not by tenants.

@@ -182,7 +182,7 @@ fn released(work: &mut PlanPart<'_>, listed: Option<&ServiceList>, name: &str) -
     if found.is_some_and(|found| is_of_another_group(found, cluster, work.observed.key.group_name())) {
         return true;
     }
-    if release(found, cluster) == Release::Nothing {
+    if release(found, cluster, work.observed.key.group_name()) == Release::Nothing {
         return true;
     }
     work.plan.control.push(action);

@@ -2,11 +2,14 @@
 //! others.
 //!
 //! Persistent maps with logarithmic lookups: a pass gets a copy that shares everything. Entries are grouped by login server, as two
-//! headscale servers give out the same IDs.
+//! headscale servers give out the same IDs. IDs of a server are unique; host names are so in a tailnet only.
+
+use std::collections::BTreeSet;
 
 use imbl::{OrdMap, OrdSet};
 use k8s_openapi::jiff::Timestamp;
 
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, KeyMint};
 
 /// Facts of one config Secret.
@@ -17,14 +20,38 @@ pub struct DeviceEntry<'a> {
     pub hostname: &'a str,
     pub record: Option<&'a DeviceRecord>,
     pub mint: Option<&'a KeyMint>,
+    /// The workload of the config Secret.
+    pub workload: Option<&'a WorkloadKey>,
+}
+
+/// Workloads in other tailnets than one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OtherTailnets {
+    pub groups: BTreeSet<String>,
+    /// Whether standalone proxies are in another one.
+    pub standalone: bool,
+}
+
+impl OtherTailnets {
+    fn has(&self, workload: &WorkloadKey) -> bool {
+        workload.group().map_or(self.standalone, |group| self.groups.contains(group))
+    }
+}
+
+/// A config Secret whose key may be in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct JoiningReplica {
+    /// In seconds.
+    until: i64,
+    workload: Option<WorkloadKey>,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct DeviceIndex {
     /// Config Secrets that record a device.
     recorded: OrdMap<(String, DeviceId), OrdSet<String>>,
-    /// Config Secrets whose key may be in use under a host name, with the time in seconds until which.
-    joining: OrdMap<(String, String), OrdMap<String, i64>>,
+    /// Config Secrets whose key may be in use under a host name.
+    joining: OrdMap<(String, String), OrdMap<String, JoiningReplica>>,
     /// Number of records with a domain.
     domains: OrdMap<(String, String), usize>,
 }
@@ -57,7 +84,7 @@ impl DeviceIndex {
                 let hostname = key(&hostname.to_ascii_lowercase());
                 let mut configs = self.joining.remove(&hostname).unwrap_or_default();
                 if came {
-                    configs.insert(config.to_owned(), mint.end());
+                    configs.insert(config.to_owned(), JoiningReplica { until: mint.end(), workload: entry.workload.cloned() });
                 } else {
                     configs.remove(config);
                 }
@@ -79,10 +106,18 @@ impl DeviceIndex {
         configs.iter().map(String::as_str).find(|other| *other != config)
     }
 
-    /// Another config Secret with an auth key under a host name that is valid and has no recorded device yet.
-    pub fn joining_elsewhere(&self, server: &str, hostname: &str, config: &str, now: Timestamp) -> Option<&str> {
+    /// Another config Secret of the tailnet with an auth key under a host name that is valid and has no recorded device yet.
+    pub fn joining_elsewhere(
+        &self,
+        (server, others): (&str, &OtherTailnets),
+        hostname: &str,
+        config: &str,
+        now: Timestamp,
+    ) -> Option<&str> {
         let configs = self.joining.get(&(server.to_owned(), hostname.to_ascii_lowercase()))?;
-        configs.iter().find(|(other, end)| *other != config && **end >= now.as_second()).map(|(other, _)| other.as_str())
+        let is_in_tailnet = |replica: &JoiningReplica| !replica.workload.as_ref().is_some_and(|workload| others.has(workload));
+        let mut joining = configs.iter().filter(|(_, replica)| replica.until >= now.as_second() && is_in_tailnet(replica));
+        joining.find(|(other, _)| *other != config).map(|(other, _)| other.as_str())
     }
 
     /// Domain of the tailnet, for a control plane that reports none: a recorded one, preferably the claimed one, else the most frequent. Only
@@ -123,7 +158,7 @@ mod tests {
     #[test]
     fn device_is_recorded_elsewhere_until_the_other_record_goes() {
         let (record, mut index) = (record("1", "hs.lab"), DeviceIndex::default());
-        let entry = DeviceEntry { server: SERVER, hostname: "a", record: Some(&record), mint: None };
+        let entry = DeviceEntry { server: SERVER, hostname: "a", record: Some(&record), mint: None, workload: None };
         index.follow("a-config", &entry, true);
         assert_eq!(index.recorded_elsewhere(SERVER, &id("1"), "b-config"), Some("a-config"));
         assert_eq!(index.recorded_elsewhere(SERVER, &id("1"), "a-config"), None, "its own record");
@@ -136,16 +171,19 @@ mod tests {
     #[test]
     fn host_name_joins_until_the_device_is_recorded_or_the_key_ends() {
         let (record, mint, mut index) = (record("1", "hs.lab"), mint("Shop"), DeviceIndex::default());
-        let joining = DeviceEntry { server: SERVER, hostname: "renamed", record: None, mint: Some(&mint) };
+        let key = WorkloadKey::of_group("a");
+        let joining = DeviceEntry { server: SERVER, hostname: "renamed", record: None, mint: Some(&mint), workload: Some(&key) };
         index.follow("a-config", &joining, true);
+        let (none, others) = (OtherTailnets::default(), OtherTailnets { groups: ["a".to_owned()].into(), standalone: false });
+        assert_eq!(index.joining_elsewhere((SERVER, &others), "shop", "b-config", at(0)), None, "in another tailnet");
         for hostname in ["shop", "SHOP", "renamed"] {
-            assert_eq!(index.joining_elsewhere(SERVER, hostname, "b-config", at(mint.end())), Some("a-config"), "{hostname}");
-            assert_eq!(index.joining_elsewhere(SERVER, hostname, "a-config", at(0)), None);
-            assert_eq!(index.joining_elsewhere(SERVER, hostname, "b-config", at(mint.end() + 1)), None, "the key has ended");
+            assert_eq!(index.joining_elsewhere((SERVER, &none), hostname, "b-config", at(mint.end())), Some("a-config"), "{hostname}");
+            assert_eq!(index.joining_elsewhere((SERVER, &none), hostname, "a-config", at(0)), None);
+            assert_eq!(index.joining_elsewhere((SERVER, &none), hostname, "b-config", at(mint.end() + 1)), None, "the key has ended");
         }
         index.follow("a-config", &joining, false);
         index.follow("a-config", &DeviceEntry { record: Some(&record), ..joining }, true);
-        assert_eq!(index.joining_elsewhere(SERVER, "shop", "b-config", at(0)), None, "it has joined");
+        assert_eq!(index.joining_elsewhere((SERVER, &none), "shop", "b-config", at(0)), None, "it has joined");
         assert!(index.joining.is_empty());
     }
 
@@ -155,7 +193,11 @@ mod tests {
         assert_eq!(index.domain(SERVER, Some("first.lab")).as_deref(), Some("first.lab"), "the first replica sets it");
         for (config, domain) in [("a", "hs.lab"), ("b", "hs.lab"), ("c", "bank.example")] {
             let record = record(config, domain);
-            index.follow(config, &DeviceEntry { server: SERVER, hostname: config, record: Some(&record), mint: None }, true);
+            index.follow(
+                config,
+                &DeviceEntry { server: SERVER, hostname: config, record: Some(&record), mint: None, workload: None },
+                true,
+            );
         }
         assert_eq!(
             index.domain(SERVER, Some("mail.example")).as_deref(),

@@ -150,8 +150,10 @@ fn report_contested(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRep
 pub(crate) fn namesake_joins(work: &mut PlanPart<'_>, secret: &ReplicaSecret) -> bool {
     let hostname = secret.document.get("Hostname").and_then(|name| name.as_str()).unwrap_or_default();
     let config = names::replica_config(&secret.owner.name, secret.ordinal);
-    let (index, now) = (&work.observed.devices.index, work.observed.now);
-    let Some(other) = index.joining_elsewhere(server(work), hostname, &config, now) else { return false };
+    let (devices, now) = (&work.observed.devices, work.observed.now);
+    let Some(other) = devices.index.joining_elsewhere((server(work), &devices.other_tailnets), hostname, &config, now) else {
+        return false;
+    };
     let replica = names::replica(&secret.owner.name, secret.ordinal);
     let message = format!(
         "Replica {replica} waits for its auth key: the replica of Secret {other} joins the tailnet under the same host name {hostname}. \
@@ -211,9 +213,10 @@ fn expected_record(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica, rec
 fn expected_claim(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
     let mint = replica.config.as_ref().and_then(|config| config.mint.as_ref());
     let config = names::replica_config(&work.owner.name, ordinal);
-    let (index, server, now) = (&work.observed.devices.index, replica_server(work, ordinal), work.observed.now);
+    let (devices, now) = (&work.observed.devices, work.observed.now);
+    let tailnet = (replica_server(work, ordinal), &devices.other_tailnets);
     let is_own = |name: &String| mint.is_some_and(|mint| mint.hostname.eq_ignore_ascii_case(name));
-    let is_free = |name: &String| is_own(name) || index.joining_elsewhere(server, name, &config, now).is_none();
+    let is_free = |name: &String| is_own(name) || devices.index.joining_elsewhere(tailnet, name, &config, now).is_none();
     let hostnames = hostnames(work, ordinal, replica).into_iter().chain(mint.map(|mint| mint.hostname.clone()));
     // A device that existed before has the name in the config: a request for another name adopts none.
     let is_adopted = mint.is_none() && replica.config.as_ref().is_some_and(|config| config.hostname().is_some());

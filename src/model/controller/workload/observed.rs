@@ -24,7 +24,7 @@ use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Labels, Patterns};
 use crate::model::controller::workload::control_plane::Capabilities;
-use crate::model::controller::workload::device_index::DeviceIndex;
+use crate::model::controller::workload::device_index::{DeviceIndex, OtherTailnets};
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
@@ -121,7 +121,7 @@ pub struct PublishInputs {
     /// Requests of other groups of the tailnet for names of this group that these do not refuse, and proxies of their own that its
     /// objects have or get.
     pub rivals: BTreeMap<String, Vec<NameConflict>>,
-    /// Objects of other workloads of the tailnet that have a label, or request it and are not refused.
+    /// Objects of other workloads that have a label, or request it in this tailnet and are not refused.
     pub namesakes: BTreeMap<String, Vec<Namesake>>,
     /// Objects that the config of another group has: it serves them until this workload does.
     pub served_by_others: BTreeSet<Publisher>,
@@ -155,6 +155,7 @@ pub struct RecordedCertificate {
 #[derive(Debug, Clone, Default)]
 pub struct DeviceInputs {
     pub index: DeviceIndex,
+    pub other_tailnets: OtherTailnets,
     /// Last read of a device from the control plane, by this process.
     pub reads: OrdMap<DeviceId, DeviceRead>,
     /// Devices that a replica claims without a record or an auth key, and another replica without a record claims too: its state Secret.
@@ -196,6 +197,8 @@ pub struct Namesake {
     pub age: (i64, String),
     /// Whether it has the name: in the config of its group, or as the host name of a replica.
     pub holds: bool,
+    /// Whether its workload is in the tailnet of this one, as far as recorded.
+    pub is_same_tailnet: bool,
 }
 
 /// The object or group to which a request leaves its name: one that has it, else an older request. Who has the name leaves it to none, but
@@ -205,7 +208,7 @@ pub(crate) fn name_winner<'a>(
     (subject, age, holds): (&WorkloadKey, Age<'_>, bool),
     others: Option<&'a Vec<Namesake>>,
 ) -> Option<&'a WorkloadKey> {
-    let all = others.into_iter().flatten();
+    let all = others.into_iter().flatten().filter(|other| other.is_same_tailnet);
     // During a move its other workload has the name.
     let holds = holds || all.clone().any(|other| other.subject == *subject && other.holds);
     let is_rival = |other: &&Namesake| !holds || (other.holds && !workload.is_standalone() && !other.workload.is_standalone());

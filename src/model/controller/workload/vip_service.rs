@@ -28,6 +28,8 @@ pub struct DesiredVipService {
     pub share: bool,
     /// May adopt a Tailscale Service without owner.
     pub adopt: bool,
+    /// Other groups of this cluster that have the name for other objects.
+    pub taken_by: BTreeSet<String>,
 }
 
 /// Decision about a write.
@@ -49,6 +51,8 @@ pub enum OwnershipRefusal {
     Alone,
     /// Owned by another cluster, and sharing is not permitted.
     Twin,
+    /// Owned by another group of this cluster, which has it for another object.
+    OtherGroup,
 }
 
 /// How to release a Tailscale Service.
@@ -65,6 +69,11 @@ impl ServiceOwner {
     fn is(&self, reference: &OwnerRef) -> bool {
         reference.operator_id == self.id || self.former.contains(&reference.operator_id)
     }
+
+    /// The group of this cluster that a reference names.
+    fn group<'a>(&self, reference: &'a OwnerRef) -> Option<&'a str> {
+        reference.rest.get(vip::GROUP).filter(|_| self.is(reference))?.as_str()
+    }
 }
 
 impl OwnershipRefusal {
@@ -79,6 +88,7 @@ impl OwnershipRefusal {
             Self::Twin => format!(
                 "Another cluster has Tailscale Service {name}: take another name, or have an administrator add it to sharedNames in spec.tailyard.tenants of the ProxyGroup."
             ),
+            Self::OtherGroup => format!("Another ProxyGroup of this cluster has Tailscale Service {name}: take another name."),
         }
     }
 }
@@ -109,6 +119,9 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
     if refs.first().is_some_and(|first| first.rest.contains_key("resource")) {
         return OwnershipVerdict::Refused(OwnershipRefusal::Alone);
     }
+    if refs.iter().filter_map(|reference| owner.group(reference)).any(|group| desired.taken_by.contains(group)) {
+        return OwnershipVerdict::Refused(OwnershipRefusal::OtherGroup);
+    }
     if !ours && !others.is_empty() && !desired.share {
         return OwnershipVerdict::Refused(OwnershipRefusal::Twin);
     }
@@ -130,9 +143,11 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
     if wanted == *found { OwnershipVerdict::Settled } else { OwnershipVerdict::Write { service: Box::new(wanted), ours } }
 }
 
-pub fn release(found: Option<&VipService>, owner: &ServiceOwner) -> Release {
+/// Releases a group's part of a service, also one that names no group.
+pub fn release(found: Option<&VipService>, owner: &ServiceOwner, group: &str) -> Release {
     let Some((found, refs)) = found.and_then(|found| Some((found, references(found)?))) else { return Release::Nothing };
-    let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(|reference| owner.is(reference));
+    let is_ours = |reference: &OwnerRef| owner.is(reference) && owner.group(reference).is_none_or(|of| of == group);
+    let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(is_ours);
     match (ours.is_empty(), others.is_empty()) {
         (true, _) => Release::Nothing,
         (false, true) if found.annotations.contains_key(names::ADOPTED) => {
@@ -152,15 +167,14 @@ pub fn of_group<'a>(
     owner: &ServiceOwner,
     group: &str,
 ) -> impl Iterator<Item = &'a str> {
-    let mine = move |reference: &OwnerRef| owner.is(reference) && reference.rest.get(vip::GROUP).is_some_and(|value| value == group);
+    let mine = move |reference: &OwnerRef| owner.group(reference) == Some(group);
     let published = services.into_iter().filter(move |service| references(service).into_iter().flatten().any(|existing| mine(&existing)));
     published.map(|service| &*service.name)
 }
 
 /// Whether another group of this cluster owns a service.
 pub fn is_of_another_group(found: &VipService, owner: &ServiceOwner, group: &str) -> bool {
-    let is_others = |reference: &OwnerRef| owner.is(reference) && reference.rest.get(vip::GROUP).is_some_and(|value| value != group);
-    references(found).into_iter().flatten().any(|reference| is_others(&reference))
+    references(found).into_iter().flatten().any(|reference| owner.group(&reference).is_some_and(|of| of != group))
 }
 
 /// Number of other clusters that own a service.

@@ -193,10 +193,18 @@ impl Step {
             // The cached list does not show it.
             Self::Join(name) => at_other_cluster(world, |hosted| {
                 let (tags, ports) = (Vec::new(), Vec::new());
-                let desired = DesiredVipService { name: vip(name), group: "g".into(), tags, ports, share: true, adopt: false };
+                let desired = DesiredVipService {
+                    name: vip(name),
+                    group: "g".into(),
+                    tags,
+                    ports,
+                    share: true,
+                    adopt: false,
+                    taken_by: BTreeSet::new(),
+                };
                 hosted.publish(&desired, &them(), true);
             }),
-            Self::Leave(name) => at_other_cluster(world, |hosted| hosted.release(&vip(name), &them())),
+            Self::Leave(name) => at_other_cluster(world, |hosted| hosted.release(&vip(name), &them(), "g")),
             Self::Restart => (world.hosted.listed, world.tailnet) = (None, TailnetState::Asking),
             Self::Answer => world.tailnet = super::world::ready(),
             Self::Pass => {

@@ -223,6 +223,7 @@ impl ReplicaConfig {
             hostname: self.hostname().unwrap_or_default(),
             record: self.device.as_ref(),
             mint: self.mint.as_ref(),
+            workload: None,
         }
     }
 

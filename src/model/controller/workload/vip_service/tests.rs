@@ -9,7 +9,7 @@ use crate::api::vip::{OWNERS, VipService};
 
 fn desired() -> DesiredVipService {
     let (tags, ports) = (vec!["tag:k8s".into()], vec!["tcp:443".into()]);
-    DesiredVipService { name: "svc:a".into(), group: "g".into(), tags, ports, share: true, adopt: false }
+    DesiredVipService { name: "svc:a".into(), group: "g".into(), tags, ports, share: true, adopt: false, taken_by: BTreeSet::new() }
 }
 
 fn me() -> ServiceOwner {
@@ -50,11 +50,27 @@ fn clusters_create_join_and_leave_a_tailscale_service() {
     let of = |group: &'static str| of_group([&service, &made], &me(), group).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!((of("h"), of("g"), of("")), (vec!["svc:a".to_owned()], vec!["svc:a".to_owned()], Vec::new()), "each names its group");
 
-    assert_eq!(release(None, &me()), Release::Nothing);
-    assert_eq!(release(Some(&existing(&refs(&["them"]))), &me()), Release::Nothing);
-    assert_eq!(release(Some(&existing(&refs(&["me"]))), &me()), Release::Delete);
-    let Release::Write(remaining) = release(Some(&joined), &me()) else { panic!("they have it still") };
+    assert_eq!(release(None, &me(), "g"), Release::Nothing);
+    assert_eq!(release(Some(&existing(&refs(&["them"]))), &me(), "g"), Release::Nothing);
+    assert_eq!(release(Some(&existing(&refs(&["me"]))), &me(), "g"), Release::Delete);
+    assert_eq!(release(Some(&existing(&refs(&["me"]))), &me(), "h"), Release::Nothing, "that of another group");
+    let Release::Write(remaining) = release(Some(&joined), &me(), "g") else { panic!("they have it still") };
     assert_eq!(*remaining, existing(&refs(&["them"])));
+}
+
+#[test]
+fn service_that_another_group_has_for_another_object_is_refused() {
+    let of = |taken_by: &[&str]| DesiredVipService {
+        group: "h".into(),
+        taken_by: taken_by.iter().map(|name| (*name).into()).collect(),
+        ..desired()
+    };
+    let verdict = |ids: &[&str], taken_by: &[&str]| verify_owner(Some(&existing(&refs(ids))), &of(taken_by), &me(), true);
+    for ids in [vec!["me"], vec!["them", "me"]] {
+        assert_eq!(verdict(&ids, &["g"]), OwnershipVerdict::Refused(OwnershipRefusal::OtherGroup), "{ids:?}");
+        assert!(matches!(verdict(&ids, &["other"]), OwnershipVerdict::Write { ours: true, .. }), "{ids:?}: that group has it no more");
+    }
+    assert!(matches!(verdict(&["them"], &["g"]), OwnershipVerdict::Write { ours: false, .. }), "of another cluster");
 }
 
 #[test]
@@ -68,7 +84,7 @@ fn display_name_and_unknown_fields_survive_every_write() {
         serde_json::from_value::<VipService>(text).expect("a Tailscale Service")
     };
     let joined = written(verify_owner(Some(&shown(&refs(&["them"]))), &desired(), &me(), false));
-    let Release::Write(remaining) = release(Some(&shown(&refs(&["them", "me"]))), &me()) else { panic!("they have it still") };
+    let Release::Write(remaining) = release(Some(&shown(&refs(&["them", "me"]))), &me(), "g") else { panic!("they have it still") };
     for service in [joined, *remaining] {
         let body = serde_json::to_value(service).expect("JSON");
         assert!(fields.iter().all(|(name, value)| body[name] == *value), "{body}");
@@ -83,7 +99,10 @@ fn foreign_tailscale_service_is_refused_unless_adopted() {
     assert_eq!(verify_owner(Some(&existing("not JSON")), &adopting, &me(), true), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
     let adopted = written(verify_owner(Some(&foreign), &adopting, &me(), false));
     assert_eq!(adopted.annotations[OWNERS], refs(&["me"]));
-    assert_eq!(release(Some(&adopted), &me()), Release::Write(Box::new(VipService { annotations: BTreeMap::new(), ..adopted.clone() })));
+    assert_eq!(
+        release(Some(&adopted), &me(), "g"),
+        Release::Write(Box::new(VipService { annotations: BTreeMap::new(), ..adopted.clone() }))
+    );
     let again = verify_owner(Some(&adopted), &adopting, &me(), true);
     assert_eq!(again, OwnershipVerdict::Settled, "it stays marked");
     assert_eq!(written(verify_owner(Some(&foreign), &desired(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");

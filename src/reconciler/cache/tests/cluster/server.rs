@@ -120,7 +120,7 @@ impl Cluster {
                 self.list_services();
             }
             ControlAction::ReleaseService { name } => {
-                match release(self.vips.get(name), &self.settings.cluster) {
+                match release(self.vips.get(name), &self.settings.cluster, key) {
                     Release::Nothing => {}
                     Release::Delete => drop(self.vips.remove(name)),
                     Release::Write(vip) => drop(self.vips.insert(name.clone(), *vip)),

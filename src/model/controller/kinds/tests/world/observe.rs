@@ -53,7 +53,7 @@ impl World {
             restricted_group: self.restricted_group.clone(),
             waiting,
             replacements: self.memory.replacements.besides(name),
-            devices: DeviceInputs { index: self.device_index(), reads: self.device_reads.clone(), contested: BTreeMap::new() },
+            devices: DeviceInputs { index: self.device_index(), reads: self.device_reads.clone(), ..DeviceInputs::default() },
             denied: self.denied.clone(),
         }
     }

@@ -79,8 +79,8 @@ impl Hosted {
         self.refresh_listed(&desired.name);
     }
 
-    pub(in super::super) fn release(&mut self, name: &str, owner: &ServiceOwner) {
-        match release(self.vips.get(name), owner) {
+    pub(in super::super) fn release(&mut self, name: &str, owner: &ServiceOwner, group: &str) {
+        match release(self.vips.get(name), owner, group) {
             Release::Nothing => {}
             Release::Delete => drop(self.vips.remove(name)),
             Release::Write(vip) => drop(self.vips.insert(name.to_owned(), *vip)),

@@ -55,7 +55,7 @@ impl World {
                     assert!(!self.devices.values().any(is_device), "the control plane rejects {}: it is the name of a device", vip.name);
                     self.hosted.publish(vip, &self.settings.cluster, *recorded);
                 }
-                ControlAction::ReleaseService { name } => self.hosted.release(name, &self.settings.cluster),
+                ControlAction::ReleaseService { name: vip } => self.hosted.release(vip, &self.settings.cluster, name.group_name()),
                 ControlAction::RecordDevice { .. } => self.record_device(action),
                 ControlAction::ApproveRoutes { device, add, remove, .. } => {
                     assert_eq!(device.expected.check(&device.id, &self.devices[&device.id]), Ok(()), "routes of a foreign device");

@@ -78,7 +78,7 @@ impl World {
                     let (created, uid) = age(metadata);
                     let holds = recorded_labels.contains(&label);
                     let (workload, subject, age) = (key.clone(), WorkloadKey::from(&claimant), (created, uid.to_owned()));
-                    all.entry(label).or_default().push(Namesake { workload, subject, age, holds });
+                    all.entry(label).or_default().push(Namesake { workload, subject, age, holds, is_same_tailnet: true });
                 }
             }
         }

@@ -1,0 +1,60 @@
+//! Which workloads are in one tailnet. Several Tailnet objects can be of one: each has an OAuth client of its own, with other tags.
+
+use std::collections::BTreeSet;
+
+use super::ClusterCache;
+use crate::api::proxygroup::ProxyGroup;
+use crate::model::controller::key::{PublishSource, WorkloadKey};
+use crate::model::controller::kinds::tailnet::TAILSCALE;
+use crate::model::controller::workload::device_index::OtherTailnets;
+
+/// Another URL of Tailscale's login server.
+const TAILSCALE_LOGIN: &str = "https://login.tailscale.com";
+
+impl ClusterCache {
+    /// Whether two workloads are in one tailnet: that of one Tailnet object, else of one login server and one domain in device records. A group
+    /// that does not exist is in none.
+    pub(super) fn is_same_tailnet(&self, one: &WorkloadKey, other: &WorkloadKey) -> bool {
+        let named = self.tailnet_of(one).zip(self.tailnet_of(other));
+        named.is_some_and(|(one_name, other_name)| {
+            one_name == other_name || !self.recorded_tailnets(one).is_disjoint(&self.recorded_tailnets(other))
+        })
+    }
+
+    /// Workloads that are not in the tailnet of this one.
+    pub(super) fn other_tailnets(&self, of: &WorkloadKey) -> OtherTailnets {
+        let groups = self.groups().filter(|(name, _)| !self.is_same_tailnet(of, &WorkloadKey::of_group(name)));
+        let proxy = WorkloadKey::of_object(PublishSource::Service, "", "");
+        OtherTailnets { groups: groups.map(|(name, _)| name.clone()).collect(), standalone: !self.is_same_tailnet(of, &proxy) }
+    }
+
+    /// Name of a workload's Tailnet object, empty for the default tailnet. `None` for a group that does not exist.
+    pub(super) fn tailnet_of(&self, key: &WorkloadKey) -> Option<&str> {
+        key.group().map_or(Some(""), |name| self.get::<ProxyGroup>(name).map(|group| tailnet_name(group)))
+    }
+
+    /// Login servers and domains by the device records of a workload, else of another one of its Tailnet object.
+    fn recorded_tailnets(&self, key: &WorkloadKey) -> BTreeSet<(&str, &str)> {
+        let own = self.domains(key);
+        let Some(tailnet) = self.tailnet_of(key).filter(|_| own.is_empty()) else { return own };
+        let groups = self.groups().filter(|(_, group)| tailnet_name(group) == tailnet);
+        let proxies = self.standalone_keys().filter(|_| tailnet.is_empty()).map(|proxy| self.domains(proxy));
+        let mut all = groups.map(|(name, _)| self.domains(&WorkloadKey::of_group(name))).chain(proxies);
+        all.find(|domains| !domains.is_empty()).unwrap_or_default()
+    }
+
+    /// Login servers and domains in the device records of a workload.
+    fn domains(&self, key: &WorkloadKey) -> BTreeSet<(&str, &str)> {
+        let replicas = self.indices.workloads.get(key).into_iter().flat_map(|members| members.replicas.values());
+        let records = replicas.filter_map(|replica| {
+            let entry = replica.config.as_ref()?.entry();
+            let server = if entry.server.is_empty() || entry.server == TAILSCALE_LOGIN { TAILSCALE } else { entry.server };
+            Some((server, entry.record?.domain.as_deref()?))
+        });
+        records.collect()
+    }
+}
+
+fn tailnet_name(group: &ProxyGroup) -> &str {
+    group.spec.tailnet.as_deref().unwrap_or_default()
+}
