@@ -233,9 +233,8 @@ fn advertised_names(work: &Pass<'_>) -> BTreeSet<String> {
 /// Every name with a record.
 fn recorded(work: &Pass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
     let advertised = advertised_names(work);
-    let secrets = teardown::group_certificates(work, &before.origins)
-        .filter_map(|(dns, ..)| dns.split_once('.'))
-        .map(|(label, _)| service_name(label));
+    let secrets =
+        teardown::group_certificates(work, before).filter_map(|(dns, ..)| dns.split_once('.')).map(|(label, _)| service_name(label));
     let (group, cluster) = (work.observed.key.group_name(), &work.observed.settings.cluster);
     let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
     before.names().into_iter().chain(advertised).chain(secrets).chain(listed.map(str::to_owned)).collect()

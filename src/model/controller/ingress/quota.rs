@@ -110,7 +110,7 @@ fn is_new(work: &Pass<'_>, shape: &RenderContext<'_>, dns: &str) -> bool {
 impl IngressPlan<'_> {
     /// Record of orders whose Secrets are deleted, including deletions of this pass.
     pub(crate) fn record_orders(&self, work: &Pass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
-        let withdrawn = teardown::gone_certificates(work, &self.before.origins, gone).map(|(_, object)| &**object);
+        let withdrawn = teardown::gone_certificates(work, &self.before, gone).map(|(_, object)| &**object);
         let mut orders = recent(&self.before, withdrawn, work.observed.now);
         for (namespace, orders) in &mut orders {
             // More than the limit change nothing.

@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::api::routes::Origin;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::ingress::claims::{IngressClaim, claims};
 use crate::model::controller::ingress::spec::service_name;
@@ -70,7 +69,7 @@ impl IngressPlan<'_> {
                 }
             }
         }
-        certificates(work, &shape.owner, &self.before.origins, &gone);
+        certificates(work, &shape.owner, &self.before, &gone);
         gone
     }
 
@@ -196,16 +195,22 @@ fn left_behind(work: &mut PlanPart<'_>, name: &str, why: &str) {
 }
 
 /// Certificates of a group, each with its DNS name: of the names in its config, and those that only its label records. One of an object
-/// with a proxy of its own is never the group's, whatever its name.
+/// with a proxy of its own is never the group's, whatever its name, nor is one of a name in another tailnet.
 pub(crate) fn group_certificates<'a>(
     work: &Pass<'a>,
-    origins: &BTreeMap<String, Origin>,
+    before: &IngressConfigMap,
 ) -> impl Iterator<Item = (&'a str, &'a ObjectRef, &'a Arc<Value>)> {
     let pass = *work;
+    let hosts: BTreeSet<&str> = before.routes.values().flat_map(|site| site.hosts.keys().map(String::as_str)).collect();
+    let devices = work.observed.replicas.values().filter_map(|replica| replica.device());
+    let domains: BTreeSet<&str> = devices.filter_map(|device| device.domain.as_deref()).collect();
+    let is_name = move |dns: &str| {
+        let parts = dns.split_once('.').filter(|(label, _)| before.origins.contains_key(&service_name(label)));
+        parts.is_some_and(|(_, domain)| domains.contains(domain) || hosts.contains(dns))
+    };
     let is_ours = move |object: &ObjectRef, secret: &Value| {
         let recorded = pass.observed.publish.recorded_certificates.contains_key(secret["metadata"]["uid"].as_str().unwrap_or_default());
-        let name = domain_of(secret).and_then(|dns| dns.split_once('.')).map(|(label, _)| service_name(label));
-        let has_origin = name.is_some_and(|name| origins.contains_key(&name));
+        let has_origin = domain_of(secret).is_some_and(&is_name);
         let is_labelled = secret["metadata"]["labels"][names::PROXY_GROUP] == *pass.observed.key.group_name();
         (is_labelled || (has_origin && !recorded)) && pass.ownership(object, secret) != Ownership::Foreign
     };
@@ -216,7 +221,7 @@ pub(crate) fn group_certificates<'a>(
 /// Certificate Secrets of names that are no longer requested.
 pub(crate) fn gone_certificates<'a>(
     work: &Pass<'a>,
-    origins: &BTreeMap<String, Origin>,
+    before: &IngressConfigMap,
     gone: &BTreeSet<String>,
 ) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
     let rivals = &work.observed.publish.rivals;
@@ -227,12 +232,12 @@ pub(crate) fn gone_certificates<'a>(
         let is_free = |rivals: &Vec<NameConflict>| rivals.iter().all(|rival| ends && rival.is_proxy());
         name.is_some_and(|name| gone.contains(&name) && rivals.get(&name).is_none_or(is_free))
     };
-    group_certificates(work, origins).filter(move |(dns, ..)| goes(dns)).map(|(_, object, secret)| (object, secret))
+    group_certificates(work, before).filter(move |(dns, ..)| goes(dns)).map(|(_, object, secret)| (object, secret))
 }
 
 /// Deletes certificates of names that are no longer requested, and the Roles that the Tailscale operator created for them.
-fn certificates(work: &mut PlanPart<'_>, owner: &Owner, origins: &BTreeMap<String, Origin>, gone: &BTreeSet<String>) {
-    let secrets: Vec<_> = gone_certificates(work, origins, gone).collect();
+fn certificates(work: &mut PlanPart<'_>, owner: &Owner, before: &IngressConfigMap, gone: &BTreeSet<String>) {
+    let secrets: Vec<_> = gone_certificates(work, before, gone).collect();
     for (object, secret) in secrets {
         for kind in [Kind::RoleBinding, Kind::Role] {
             let object = ObjectRef::new(kind, &owner.namespace, object.name.clone());
@@ -256,7 +261,7 @@ pub(crate) fn end<'a>(pass: &Pass<'a>) -> (PlanPart<'a>, bool) {
         let listed = super::listed(work);
         let gone = names.iter().filter(|name| released(work, listed, name)).cloned().collect();
         remaining = gone != names;
-        certificates(work, pass.owner, &before.origins, &gone);
+        certificates(work, pass.owner, &before, &gone);
     }
     report_unserved(work, &before, !remaining, "is being deleted: name another group.");
     (part, !remaining)

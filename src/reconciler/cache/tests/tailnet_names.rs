@@ -1,6 +1,6 @@
 //! Names, certificates and devices of groups in several tailnets, and names that several objects or groups compute.
 
-use super::cluster::{Cluster, NS};
+use super::cluster::{Cluster, NS, encoded};
 use super::*;
 use crate::api::names;
 
@@ -23,6 +23,41 @@ fn backends(cluster: &mut Cluster) {
         let spec = json!({"clusterIP": "10.96.0.10", "ports": ports});
         cluster.put("Service", json!({"metadata": {"name": "web", "namespace": namespace}, "spec": spec}));
     }
+}
+
+fn uid(cluster: &Cluster, name: &str) -> Option<String> {
+    cluster.object("Secret", NS, name).map(|secret| secret["metadata"]["uid"].as_str().unwrap_or_default().to_owned())
+}
+
+/// Two groups of different tailnets have one label; the Ingress of one is deleted.
+#[test]
+fn withdrawn_name_deletes_no_certificate_of_a_group_of_another_tailnet() {
+    let mut cluster = Cluster::new();
+    backends(&mut cluster);
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "far"}, "spec": {"type": "ingress", "replicas": 1, "tailnet": "t2"}}));
+    ingress(&mut cluster, "first", "zap", "zap", Some("far"));
+    let labels = json!({names::MANAGED: "true", names::PARENT_TYPE: names::PARENT_INGRESS, names::PARENT: "zap", names::PARENT_NAMESPACE: "first",
+        names::PROXY_GROUP: "far", names::SECRET_TYPE: "certs"});
+    let data = json!({"tls.crt": encoded("a chain"), "tls.key": encoded("a key")});
+    cluster.put("Secret", json!({"metadata": {"name": "zap.tail9999.ts.net", "namespace": NS, "labels": labels}, "data": data}));
+    let before = uid(&cluster, "zap.tail9999.ts.net");
+    ingress(&mut cluster, "second", "later", "zap", Some("in"));
+    for _ in 0..10 {
+        cluster.pass("in");
+        cluster.live();
+        cluster.wait(1);
+    }
+    assert_eq!(uid(&cluster, "zap.tail9999.ts.net"), before);
+    let time = cluster.time().to_string();
+    cluster.patch("Ingress", "second", "later", &json!({"metadata": {"deletionTimestamp": time}}));
+    for _ in 0..20 {
+        cluster.pass("in");
+        cluster.live();
+        cluster.wait(30);
+    }
+    assert!(cluster.object("Ingress", "second", "later").is_none(), "released");
+    assert_eq!(uid(&cluster, "zap.tail9999.ts.net"), before, "{:#?}", cluster.takeovers);
 }
 
 /// Two Tailnet objects are of one tailnet: each has an OAuth client of its own, for other tags. An Ingress in a group of the second one has
