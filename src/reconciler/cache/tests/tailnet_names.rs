@@ -60,6 +60,37 @@ fn withdrawn_name_deletes_no_certificate_of_a_group_of_another_tailnet() {
     assert_eq!(uid(&cluster, "zap.tail9999.ts.net"), before, "{:#?}", cluster.takeovers);
 }
 
+/// The account of a group of this name would have the name of the Secret that standalone proxies share.
+#[test]
+fn no_group_has_the_shared_accounts_as_its_own() {
+    let mut cluster = Cluster::new();
+    backends(&mut cluster);
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "tailscale"}, "spec": {"type": "ingress", "replicas": 1}}));
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
+    ingress(&mut cluster, "first", "shop", "shop", None);
+    cluster.rounds(20);
+    let writes = |cluster: &Cluster, group: &str| {
+        cluster.object("Role", NS, group).map(|role| Cluster::role_secrets(role, "patch").contains(names::ACCOUNTS))
+    };
+    assert_eq!(writes(&cluster, "in"), Some(false));
+    assert_eq!(writes(&cluster, "tailscale"), None);
+}
+
+#[test]
+fn existing_group_with_the_name_of_the_shared_accounts_runs_without_them() {
+    let mut cluster = Cluster::new();
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "tailscale"}, "spec": {"type": "ingress", "replicas": 1}}));
+    let labels = json!({names::MANAGED: "true", names::PARENT_TYPE: names::PARENT_GROUP, names::PARENT: "tailscale"});
+    let metadata = json!({"name": "tailscale", "namespace": NS, "labels": labels});
+    cluster.put("StatefulSet", json!({"metadata": metadata, "spec": {"replicas": 1, "template": {"metadata": {"labels": labels}}}}));
+    cluster.rounds(20);
+    let role = cluster.object("Role", NS, "tailscale").expect("a Role");
+    assert!(!Cluster::role_secrets(role, "patch").contains(names::ACCOUNTS));
+    assert!(cluster.object("Secret", NS, "tailscale-0-config").is_some(), "it runs");
+    let status = cluster.object("ProxyGroup", "", "tailscale").expect("a group")["status"].to_string();
+    assert!(status.contains("is reserved for groups of type ingress"), "{status}");
+}
+
 /// Two Tailnet objects are of one tailnet: each has an OAuth client of its own, for other tags. An Ingress in a group of the second one has
 /// the name of an Ingress in a group of the first one.
 #[test]

@@ -11,6 +11,7 @@ use crate::model::controller::workload::actions::GroupUpdate;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::metrics::metrics_refs;
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::provision::{
@@ -44,8 +45,10 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
         shape.node_sites = ingress::node_sites(pass);
     }
     let wrong = validate::group(group, &shape);
-    let is_usable = is_class_usable && wrong.is_none();
-    if let Some(wrong) = wrong {
+    let reserved = validate::reserved_account(&shape);
+    let exists = pass.owned(&ObjectRef::new(Kind::StatefulSet, &pass.owner.namespace, pass.owner.name.clone())).is_some();
+    let is_usable = is_class_usable && wrong.is_none() && (reserved.is_none() || exists);
+    for wrong in [wrong, reserved].into_iter().flatten() {
         plan.fault(reason::PROXY_GROUP_INVALID, wrong);
     }
     finalizer(&mut plan, group, true);

@@ -4,6 +4,7 @@
 
 use ipnet::IpNet;
 
+use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::base::net::Family;
 use crate::model::base::netmap::tailnet_range;
@@ -50,6 +51,18 @@ pub(crate) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<Str
         return Some("spec.tailyard.drainTimeoutSeconds must not be negative.".into());
     }
     None
+}
+
+/// Fault of a name that new groups may not have; an existing group continues to run.
+pub(crate) fn reserved_account(shape: &RenderContext<'_>) -> Option<String> {
+    shape.has_reserved_account().then(|| {
+        format!(
+            "The name {} is reserved for groups of type ingress: Secret {} has the ACME accounts that other proxies share. Create a ProxyGroup \
+             with another name, and move its Services and Ingresses.",
+            shape.owner.name,
+            names::ACCOUNTS
+        )
+    })
 }
 
 /// Whether a text is a prefix outside of the tailnet's ranges, and not IPv4 mapped into IPv6, which API servers reject in a status.

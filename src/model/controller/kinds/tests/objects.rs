@@ -154,6 +154,7 @@ fn invalid_groups_report_the_reason() {
     let cases = [
         ("pg", json!({"type": "kube-apiserver"}), "not served by this version"),
         ("kube-apiserver-auth-proxy", json!({"type": "egress"}), "reserved for the Tailscale operator"),
+        ("tailscale", json!({"type": "ingress"}), "is reserved for groups of type ingress"),
         (long.as_str(), json!({"type": "egress"}), "at most 52 characters"),
         ("pg", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 2, "end": 1}}}), "spec.tailyard.matchPortRange"),
         ("pg", json!({"type": "egress", "tailyard": {"drainTimeoutSeconds": -1}}), "drainTimeoutSeconds"),

@@ -155,11 +155,17 @@ impl<'a> RenderContext<'a> {
         let shared = self.spec.shares_account.or(self.settings.shared_account).unwrap_or(!role.has_own_account);
         let secret = match (shared, role.has_own_account && !self.stock()) {
             (true, _) => names::ACCOUNTS.to_owned(),
-            (false, true) => names::account(&self.owner.name),
-            (false, false) => return None,
+            (false, true) if !self.has_reserved_account() => names::account(&self.owner.name),
+            (false, _) => return None,
         };
         let tailnet = self.spec.tailnet.unwrap_or("_default");
         role.serves_sites.then(|| AccountLocation { secret, field: format!("{tailnet}.acme-account.key.pem"), shared })
+    }
+
+    /// Whether a Secret for its own ACME account would have the name of the shared one.
+    pub fn has_reserved_account(&self) -> bool {
+        let role = self.role();
+        role.has_own_account && role.serves_sites && names::account(&self.owner.name) == names::ACCOUNTS
     }
 
     /// ACME directory URL, if it differs from the replicas' default.
