@@ -6,6 +6,7 @@
 use crate::api::names;
 use crate::model::controller::egress::validate;
 use crate::model::controller::policy::age::{Age, age};
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -94,7 +95,8 @@ pub(crate) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
         claims.extend(others.into_values());
         claims.sort_by_key(|claim| claim.key);
     }
-    part(&mut claims, observed.key.group_name());
+    let config = ObjectRef::new(Kind::ConfigMap, &observed.settings.namespace, names::egress_config(observed.key.group_name()));
+    part(&mut claims, observed.key.group_name(), || super::before(memory, observed.owned.get(&config)));
     claims
 }
 
@@ -158,16 +160,28 @@ pub(crate) fn plain((namespace, name): ServiceKey<'_>) -> Arc<str> {
     format!("{namespace}-{name}").into()
 }
 
-/// Resolves equal names: the oldest Service keeps the default name, the others get a hash. Remembered results apply to default names
-/// only.
-fn part(claims: &mut [ServiceClaim<'_>], group: &str) {
+/// Name in the egress config of a Service whose default name an older one has. The separator is a dot, which is in no default name; in names
+/// of former versions it is a dash.
+fn hashed((namespace, name): ServiceKey<'_>, separator: char) -> Arc<str> {
+    let child = child_name(namespace, name, "");
+    child.rsplit_once('-').map(|(prefix, hash)| format!("{prefix}{separator}{hash}")).unwrap_or(child).into()
+}
+
+/// Resolves equal names: the oldest Service keeps the default name, the others get a hash. A name of former versions in the config stays,
+/// unless an older Service has it as its default name. Remembered results apply to default names only.
+fn part(claims: &mut [ServiceClaim<'_>], group: &str, before: impl FnOnce() -> Arc<Entries>) {
     let mut order: Vec<&mut ServiceClaim<'_>> = claims.iter_mut().collect();
-    order.sort_by(|one, other| one.name.cmp(&other.name));
-    for same in order.chunk_by_mut(|one, other| one.name == other.name).filter(|same| same.len() > 1) {
-        same.sort_by_key(|claim| (claim.age(), claim.key));
-        for claim in same.iter_mut().skip(1) {
-            claim.name = child_name(claim.key.0, claim.key.1, "").into();
-            claim.look(group);
+    let recorded = LazyCell::new(before);
+    for is_last in [false, true] {
+        order.sort_by(|one, other| one.name.cmp(&other.name));
+        for same in order.chunk_by_mut(|one, other| one.name == other.name).filter(|same| same.len() > 1) {
+            same.sort_by_key(|claim| (claim.age(), claim.key));
+            for claim in same.iter_mut().skip(1) {
+                let (former, new) = (hashed(claim.key, '-'), hashed(claim.key, '.'));
+                let stays = !is_last && recorded.contains_key(&former) && !recorded.contains_key(&new);
+                claim.name = if stays { former } else { new };
+                claim.look(group);
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::cluster::{Cluster, NS, encoded};
 use super::*;
 use crate::api::names;
+use crate::model::controller::workload::objects::services::egress_config;
 
 fn exposed(namespace: &str, name: &str, annotations: Value) -> Value {
     let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
@@ -128,6 +129,53 @@ fn group_of_another_tailnet_object_takes_no_name_of_the_same_tailnet() {
         ((false, false), true),
         "(advertised by the other group too, owner changed), the Tailscale Service of the first Ingress exists"
     );
+}
+
+/// Two Services of one name in the egress config: the younger gets a hashed one, which is computable, and a third has that as its plain one.
+#[test]
+fn hashed_name_in_the_egress_config_is_no_other_services_name() {
+    for is_former in [false, true] {
+        let mut cluster = Cluster::new();
+        cluster.put("ProxyGroup", json!({"metadata": {"name": "eg"}, "spec": {"type": "egress", "replicas": 1}}));
+        let egress = |namespace: &str, name: &str, ip: &str| {
+            let annotations = json!({names::PROXY_GROUP: "eg", names::TAILNET_IP: ip});
+            let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+            json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations},
+                "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": ports}})
+        };
+        let targets = |cluster: &Cluster| -> BTreeMap<String, String> {
+            let config = cluster.object("ConfigMap", NS, &names::egress_config("eg")).expect("a config");
+            egress_config(config).into_iter().map(|(name, service)| (service.tailnet_target.ip, name)).collect()
+        };
+        cluster.put("Service", egress("a", "b-c", "100.64.9.1"));
+        cluster.wait(10);
+        cluster.put("Service", egress("a-b", "c", "100.64.9.2"));
+        assert!(cluster.settles());
+        let mut hashed = targets(&cluster)["100.64.9.2"].clone();
+        let plain = hashed.replace('.', "-");
+        if is_former {
+            let config = cluster.object("ConfigMap", NS, &names::egress_config("eg")).expect("a config");
+            let mut services = egress_config(config);
+            let service = services.remove(&hashed).expect("a service");
+            services.insert(plain.clone(), service);
+            let text = serde_json::to_string(&services).expect("JSON");
+            cluster.patch("ConfigMap", NS, &names::egress_config("eg"), &json!({"binaryData": {crate::api::egress::KEY: encoded(&text)}}));
+            assert!(cluster.settles());
+            hashed.clone_from(&plain);
+        }
+        let (namespace, name) = plain.split_once('-').expect("a dash");
+        cluster.wait(10);
+        cluster.put("Service", egress(namespace, name, "100.64.9.3"));
+        cluster.rounds(30);
+        let named = targets(&cluster);
+        let third = if is_former { &named["100.64.9.3"] } else { &plain };
+        assert_eq!(
+            named,
+            [("100.64.9.1", "a-b-c"), ("100.64.9.2", &hashed), ("100.64.9.3", third)]
+                .map(|(ip, name)| (ip.to_owned(), name.to_owned()))
+                .into()
+        );
+    }
 }
 
 /// The proxies of two tailnets have one login server. One that does not join has the host name of a replica in the other tailnet.
