@@ -184,7 +184,7 @@ impl ServedByAddress {
     fn answer(&mut self, name: &Arc<str>, world: &World, host: &str) -> BTreeSet<IpAddr> {
         let mut allowed = world.names.get(host).cloned().unwrap_or_default();
         allowed.retain(|ip| {
-            let refused = world.targets.refuses_answer(*ip, world.is_own(*ip), host);
+            let refused = world.targets.refuses_service(*ip, world.is_own(*ip), (&**name, host));
             refused.inspect(|range| self.reject(name, Reason::Forbidden { address: *ip, range: *range })).is_none()
         });
         allowed

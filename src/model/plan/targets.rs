@@ -83,6 +83,10 @@ const fn v6(segments: [u16; 8], length: u8) -> IpNet {
 impl TargetPolicy {
     /// Why an address must not be an egress target, if so. `target` is the target as requested.
     pub fn refuses(&self, ip: IpAddr, is_own: bool, target: &str) -> Option<ReservedRange> {
+        self.refuses_unless(ip, is_own, self.rules.exempt.contains(target))
+    }
+
+    fn refuses_unless(&self, ip: IpAddr, is_own: bool, is_exempt: bool) -> Option<ReservedRange> {
         let ip = ip.to_canonical();
         if is_own {
             return Some(ReservedRange::Own);
@@ -100,7 +104,7 @@ impl TargetPolicy {
         if within(&rules.allowed, ip) {
             return None;
         }
-        if within(&rules.inherited, ip) && !rules.exempt.contains(target) {
+        if within(&rules.inherited, ip) && !is_exempt {
             return Some(ReservedRange::Denied);
         }
         let behind = behind(ip);
@@ -110,7 +114,16 @@ impl TargetPolicy {
 
     /// The same for an address of a DNS answer for an ingress backend: it leaves the proxy into the cluster, not into the tailnet.
     pub fn refuses_answer(&self, ip: IpAddr, is_own: bool, name: &str) -> Option<ReservedRange> {
-        let refused = self.refuses(ip, is_own, name);
+        self.refuses_answer_unless(ip, is_own, self.rules.exempt.contains(name))
+    }
+
+    /// The same for a service of a group.
+    pub fn refuses_service(&self, ip: IpAddr, is_own: bool, (service, name): (&str, &str)) -> Option<ReservedRange> {
+        self.refuses_answer_unless(ip, is_own, self.rules.is_exempt(service, name))
+    }
+
+    fn refuses_answer_unless(&self, ip: IpAddr, is_own: bool, is_exempt: bool) -> Option<ReservedRange> {
+        let refused = self.refuses_unless(ip, is_own, is_exempt);
         let ip = ip.to_canonical();
         if refused.is_some() || within(&self.allowed, ip) || within(&self.rules.allowed, ip) {
             return refused;
@@ -119,7 +132,7 @@ impl TargetPolicy {
             return Some(ReservedRange::Tailnet);
         }
         let is_cluster = self.node == Some(behind(ip)) || within(&self.rules.cluster, ip);
-        (is_cluster && !self.rules.exempt.contains(name)).then_some(ReservedRange::Cluster)
+        (is_cluster && !is_exempt).then_some(ReservedRange::Cluster)
     }
 }
 
@@ -165,6 +178,7 @@ impl fmt::Display for ReservedRange {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::targets::ExemptService;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().expect("an address")
@@ -271,6 +285,11 @@ mod tests {
             |policy: &TargetPolicy| ["10.96.0.1", "10.96.0.10", "10.0.0.5"].map(|text| policy.refuses_answer(ip(text), false, "db"));
         assert_eq!(refused(&policy(&["10.96.0.0/12", "10.0.0.5/32"], "")), [None; 3]);
         assert_eq!(refused(&policy(&[], "db")), [Some(ReservedRange::ApiServer), None, None], "what was served before");
+        let mut rules = (*policy(&[], "db").rules).clone();
+        rules.exempt_services.insert("svc:a".into(), ExemptService { target: "db".into(), of: None });
+        let policy = TargetPolicy { rules: rules.into(), ..policy(&[], "") };
+        let of_service = ["svc:a", "svc:b"].map(|service| policy.refuses_service(ip("10.96.0.10"), false, (service, "db")));
+        assert_eq!(of_service, [None, Some(ReservedRange::Cluster)], "of another service with the same target");
     }
 
     #[test]

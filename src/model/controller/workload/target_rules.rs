@@ -2,13 +2,13 @@
 //!
 //! A target that was served before there were such rules stays served until its object names another one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::api::proxyclass::ProxyClassSpec;
-use crate::api::targets::TargetRules;
+use crate::api::targets::{ExemptService, TargetRules};
 use crate::model::controller::policy::cluster_networks::joined;
 use crate::model::controller::workload::objects::env::variable_of;
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
@@ -49,7 +49,13 @@ pub(crate) fn rules(pass: &Pass<'_>, shape: &RenderContext<'_>) -> Option<Target
     // Our Pods never run without a config Secret that was written before; those of the Tailscale operator may.
     let is_former = || existing().next().is_some() || own_set(pass).is_some_and(|set| variable_of(set, FROM_API).is_none());
     let mut exempt: BTreeSet<String> = recorded.iter().flat_map(|rules| &rules.exempt).cloned().collect();
-    if recorded.is_empty() && is_former() {
+    let mut exempt_services = BTreeMap::new();
+    let is_first = recorded.is_empty() && is_former();
+    if shape.spec.role == Role::IngressGroup && (is_first || !exempt.is_empty()) {
+        exempt_services = published(pass);
+        exempt_services.retain(|name, service| is_first || recorded.iter().any(|rules| exempts(rules, name, service)));
+        exempt = exempt_services.values().map(|service| service.target.clone()).collect();
+    } else if is_first {
         exempt = served(pass, shape);
     } else if !exempt.is_empty() {
         let served = served(pass, shape);
@@ -64,18 +70,35 @@ pub(crate) fn rules(pass: &Pass<'_>, shape: &RenderContext<'_>) -> Option<Target
         inherited: inputs.inherited.clone(),
         cluster: if leads_into_cluster { joined(listed.chain(former)) } else { Vec::new() },
         exempt,
+        exempt_services,
     })
 }
 
-/// Targets that the proxies of a workload have now: of the Service, or the external names of a group.
+/// Target that the proxy of a Service has now.
 fn served(pass: &Pass<'_>, shape: &RenderContext<'_>) -> BTreeSet<String> {
     if let (Some(variable), Some(target)) = (shape.target.variable(), shape.target.value()) {
         let is_served = own_set(pass).and_then(|set| variable_of(set, variable)) == Some(&*target);
         return is_served.then_some(target).into_iter().collect();
     }
-    if shape.spec.role != Role::IngressGroup {
-        return BTreeSet::new();
-    }
+    BTreeSet::new()
+}
+
+/// Services in a group's config that have an external name.
+fn published(pass: &Pass<'_>) -> BTreeMap<String, ExemptService> {
     let config = pass.owned(&ingress_config_ref(pass.owner)).map(|object| IngressConfigMap::read(object)).unwrap_or_default();
-    config.mappings.into_values().map(|mapping| mapping.external_name).filter(|name| !name.is_empty()).collect()
+    let IngressConfigMap { mappings, mut origins, .. } = config;
+    let named = mappings.into_iter().filter(|(_, mapping)| !mapping.external_name.is_empty());
+    named.map(|(name, mapping)| (name.clone(), ExemptService { target: mapping.external_name, of: origins.remove(&name) })).collect()
+}
+
+/// Whether recorded rules exempt the target of a service: by its object, which may have another name now. Rules of former versions do not
+/// name the services.
+fn exempts(recorded: &TargetRules, name: &str, service: &ExemptService) -> bool {
+    if recorded.exempt_services.is_empty() {
+        return recorded.exempt.contains(&service.target);
+    }
+    let is_same = |(recorded_name, exempt): (&String, &ExemptService)| {
+        exempt.target == service.target && if exempt.of.is_some() { exempt.of == service.of } else { recorded_name == name }
+    };
+    recorded.exempt_services.iter().any(is_same)
 }

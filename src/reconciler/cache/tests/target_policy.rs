@@ -186,3 +186,24 @@ fn target_that_a_class_of_the_object_served_without_policy_is_not_exempt_afterwa
         assert_eq!(accepted(&policy), ["10.6.0.1", "10.7.0.1", "192.0.2.1"], "{name}");
     }
 }
+
+/// Another object of the group names the exempt target of an object.
+#[test]
+fn exempt_target_of_an_object_is_not_another_ones() {
+    let mut cluster = cluster(DefaultGroups::default());
+    let grouped = json!({"annotations": {"tailscale.com/proxy-group": "in"}});
+    service(&mut cluster, "grouped", &grouped, HOST);
+    assert!(cluster.settles());
+    cluster.patch("Secret", NS, "in-0-config", &json!({"data": {targets::KEY: null}}));
+    assert!(cluster.settles());
+    assert_eq!(rules(&cluster, "in").expect("rules").exempt, [HOST.to_owned()].into());
+    service(&mut cluster, "later", &grouped, HOST);
+    assert!(cluster.settles());
+    let current = rules(&cluster, "in").expect("rules");
+    let exempt: Vec<_> = current.exempt_services.keys().filter(|service| current.is_exempt(service, HOST)).collect();
+    assert_eq!(exempt, ["svc:t-grouped"], "not svc:t-later");
+    service(&mut cluster, "grouped", &grouped, "other.example");
+    assert!(cluster.settles());
+    let policy = policy(&cluster, "in").expect("a proxy");
+    assert!(policy.rules.exempt.is_empty(), "{:?}: {:?}", policy.rules.exempt, accepted(&policy));
+}
