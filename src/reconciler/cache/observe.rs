@@ -237,7 +237,7 @@ impl ClusterCache {
         let certificates = labels.iter().flat_map(|label| {
             let begin = format!("{label}.");
             let same = self.indices.certificate_secrets.range(begin.clone()..).take_while(move |(dns, _)| dns.starts_with(&begin));
-            same.map(|(_, (value, _))| value)
+            same.filter(|(dns, (value, _))| self.is_certificate_name(key, dns, value)).map(|(_, (value, _))| value)
         });
         for secret in states.chain(accounts).chain(certificates).cloned().collect::<Vec<_>>() {
             let name = secret["metadata"]["name"].as_str().unwrap_or_default();

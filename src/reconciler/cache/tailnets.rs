@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::Value;
+
 use super::ClusterCache;
+use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::kinds::tailnet::TAILSCALE;
@@ -41,6 +44,14 @@ impl ClusterCache {
         let proxies = self.standalone_keys().filter(|_| tailnet.is_empty()).map(|proxy| self.domains(proxy));
         let mut all = groups.map(|(name, _)| self.domains(&WorkloadKey::of_group(name))).chain(proxies);
         all.find(|domains| !domains.is_empty()).unwrap_or_default()
+    }
+
+    /// Whether a certificate can be of a workload: of a name in its tailnet, or labelled as the group's, as after a change of the domain.
+    pub(super) fn is_certificate_name(&self, key: &WorkloadKey, dns: &str, secret: &Value) -> bool {
+        let tailnets = self.recorded_tailnets(key);
+        let is_in_domain = dns.split_once('.').is_some_and(|(_, domain)| tailnets.iter().any(|(_, of)| *of == domain));
+        let is_labelled = || key.group().is_some_and(|group| secret["metadata"]["labels"][names::PROXY_GROUP] == *group);
+        is_in_domain || tailnets.is_empty() || key.is_standalone() || is_labelled()
     }
 
     /// Login servers and domains in the device records of a workload.

@@ -50,6 +50,8 @@ fn withdrawn_name_deletes_no_certificate_of_a_group_of_another_tailnet() {
         cluster.wait(1);
     }
     assert_eq!(uid(&cluster, "zap.tail9999.ts.net"), before);
+    let observed = cluster.observe(&cluster.cache, "in").owned;
+    assert!(observed.keys().all(|object| object.name != "zap.tail9999.ts.net"), "it is in no quota of the group");
     let time = cluster.time().to_string();
     cluster.patch("Ingress", "second", "later", &json!({"metadata": {"deletionTimestamp": time}}));
     for _ in 0..20 {
