@@ -51,6 +51,8 @@ const CLIENT_WORDS: [&str; 18] = [
     "user",
     "viewer",
 ];
+/// Words before which a word for a certificate is one of the client's, also as one word.
+const TLS_WORDS: [&str; 5] = ["client", "mtls", "peer", "ssl", "tls"];
 /// Prefix of the headers from which `WebSphere` and Liberty read the client's address and user, and the requested host and scheme.
 const WEBSPHERE_PREFIX: &str = "$ws";
 /// Other headers from which servers read the requested host, scheme or path.
@@ -202,9 +204,9 @@ fn is_claim(name: &str) -> bool {
     let is_identity = words.clone().next() == Some("tailscale") && words.clone().nth(1).is_some();
     let is_forwarded = words.clone().any(|word| word.contains("forwarded"));
     let is_request = REQUEST_CLAIMS.into_iter().any(|claim| words.clone().eq(claim.split('-')));
-    let mut pairs = words.clone().zip(words.clone().skip(1));
-    let is_certificate = pairs.any(|(one, next)| (one == "client" && next.starts_with("cert")) || (one, next) == ("ssl", "client"))
-        || words.clone().any(|word| word.starts_with("clientcert"));
+    let is_certificate = words.clone().zip(words.clone().skip(1)).any(|pair| pair == ("ssl", "client"))
+        || words.clone().any(|word| TLS_WORDS.into_iter().filter_map(|peer| word.strip_prefix(peer)).any(is_of_certificate))
+        || words.clone().skip_while(|word| !TLS_WORDS.contains(word)).skip(1).any(is_of_certificate);
     let is_client = |word: &str| CLIENT_WORDS.contains(&word);
     let is_joined = |word: &str| {
         let endings = ADDRESS_WORDS.into_iter().filter(|word| *word != "host").chain(ADDRESS_ENDINGS);
@@ -216,6 +218,11 @@ fn is_claim(name: &str) -> bool {
         ADDRESS_ENDINGS.contains(&last) || is_joined(last) || is_clients
     });
     name.starts_with(WEBSPHERE_PREFIX) || is_identity || is_forwarded || is_request || is_certificate || is_address
+}
+
+/// Whether a word is one for a certificate, its subject or its verification.
+fn is_of_certificate(word: &str) -> bool {
+    word == "dn" || word.starts_with("cert") || word.starts_with("verif")
 }
 
 fn without_claims(headers: &mut HeaderMap) {
@@ -419,6 +426,29 @@ mod tests {
         let of_servers = ["$wsra", "$wsru", "$wssc", "wl-proxy-client-cert"];
         for claim in certificates.into_iter().chain(of_servers) {
             assert!(is_claim(claim), "{claim}");
+        }
+    }
+
+    #[test]
+    fn certificates_of_clients_come_from_the_proxy_only() {
+        let names = [
+            "x-ssl-client-cert",
+            "x-ssl-cert",
+            "ssl-cert",
+            "x-client-dn",
+            "x-client-verify",
+            "x-peer-certificate",
+            "x-tls-cert",
+            "x-tls-client-subject-dn",
+            "ssl_certificate",
+            "x-sslcert",
+            "tls-verified",
+        ];
+        let mut sent = headers(&names.map(|name| (name, "x")));
+        forward(&mut sent, RequestInfo { over_tls: true, ..about(None) });
+        assert_eq!(names.iter().filter(|name| sent.contains_key(**name)).collect::<Vec<_>>(), [&""; 0]);
+        for other in ["x-ssl", "x-tls-version", "x-cert-manager", "x-verify", "x-dn", "x-client-version", "peer-dnt", "cert-client"] {
+            assert!(!is_claim(other), "{other}");
         }
     }
 
