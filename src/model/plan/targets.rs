@@ -1,9 +1,9 @@
 //! Permitted target addresses. Targets come from tenants and DNS, so those that are the proxy, its node, a metadata service or the cluster's
 //! Services are rejected, unless an administrator allows them.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
+use std::{fmt, iter};
 
 use ipnet::IpNet;
 use serde::Serialize;
@@ -72,6 +72,9 @@ const RANGES: [(IpNet, ReservedRange); 13] = [
     (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), ReservedRange::Multicast),
 ];
 
+/// Places of an IPv4 address in an IPv6 one, for prefixes of 96, 48, 56 and 64 bits (RFC 6052, 2.2).
+static PLACES: [[usize; 4]; 4] = [[12, 13, 14, 15], [6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12]];
+
 const fn v4(octets: [u8; 4], length: u8) -> IpNet {
     IpNet::new_assert(IpAddr::V4(Ipv4Addr::from_octets(octets)), length)
 }
@@ -92,24 +95,24 @@ impl TargetPolicy {
             return Some(ReservedRange::Own);
         }
         let rules = &self.rules;
-        if within(&rules.denied, ip) && !within(&rules.allowed, ip) {
+        if within(&rules.denied, ip) && !permits(&rules.allowed, ip) {
             return Some(ReservedRange::Denied);
         }
-        if within(&self.allowed, ip) {
+        if permits(&self.allowed, ip) {
             return None;
         }
         if within(&self.denied, ip) {
             return Some(ReservedRange::Denied);
         }
-        if within(&rules.allowed, ip) {
+        if permits(&rules.allowed, ip) {
             return None;
         }
         if within(&rules.inherited, ip) && !is_exempt {
             return Some(ReservedRange::Denied);
         }
-        let behind = behind(ip);
-        let reserved = || RANGES.iter().find(|(net, _)| net.contains(&behind)).map(|(_, range)| *range);
-        (self.api_server == Some(behind)).then_some(ReservedRange::ApiServer).or_else(reserved)
+        let reserved = |ip: IpAddr| RANGES.iter().find(|(net, _)| net.contains(&ip)).map(|(_, range)| *range);
+        let one = |ip: IpAddr| (self.api_server == Some(ip)).then_some(ReservedRange::ApiServer).or_else(|| reserved(ip));
+        iter::once(ip).chain(behind(ip)).find_map(one)
     }
 
     /// The same for an address of a DNS answer for an ingress backend: it leaves the proxy into the cluster, not into the tailnet.
@@ -125,36 +128,46 @@ impl TargetPolicy {
     fn refuses_answer_unless(&self, ip: IpAddr, is_own: bool, is_exempt: bool) -> Option<ReservedRange> {
         let refused = self.refuses_unless(ip, is_own, is_exempt);
         let ip = ip.to_canonical();
-        if refused.is_some() || within(&self.allowed, ip) || within(&self.rules.allowed, ip) {
+        if refused.is_some() || permits(&self.allowed, ip) || permits(&self.rules.allowed, ip) {
             return refused;
         }
-        if in_tailscale_range(behind(ip)) {
+        let mut all = iter::once(ip).chain(behind(ip));
+        if all.clone().any(in_tailscale_range) {
             return Some(ReservedRange::Tailnet);
         }
-        let is_cluster = self.node == Some(behind(ip)) || within(&self.rules.cluster, ip);
+        let is_cluster = all.any(|ip| self.node == Some(ip)) || within(&self.rules.cluster, ip);
         (is_cluster && !is_exempt).then_some(ReservedRange::Cluster)
     }
 }
 
-/// Whether a range contains an address, or the IPv4 address behind it.
+/// Whether a range contains an address, or an IPv4 address behind it.
 fn within(nets: &[IpNet], ip: IpAddr) -> bool {
-    let behind = behind(ip);
-    nets.iter().any(|net| net.contains(&ip) || net.contains(&behind))
+    nets.iter().any(|net| iter::once(ip).chain(behind(ip)).any(|ip| net.contains(&ip)))
+}
+
+/// Whether ranges contain an address, or every IPv4 address that may be behind it.
+fn permits(nets: &[IpNet], ip: IpAddr) -> bool {
+    let contained = |ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
+    let mut behind = behind(ip).peekable();
+    contained(ip) || (behind.peek().is_some() && behind.all(contained))
 }
 
 fn is_empty(rules: &Arc<TargetRules>) -> bool {
     **rules == TargetRules::default()
 }
 
-/// IPv4 address in the last 32 bits of a mapped or translated (`64:ff9b::/96`, `64:ff9b:1::/48`) one; any other address unchanged.
-pub(super) fn behind(ip: IpAddr) -> IpAddr {
-    let canonical = ip.to_canonical();
-    let IpAddr::V6(six) = canonical else { return canonical };
-    let [.., a, b, c, d] = six.octets();
-    match six.segments() {
-        [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0x64, 0xff9b, 1, ..] => Ipv4Addr::new(a, b, c, d).into(),
-        _ => canonical,
-    }
+/// IPv4 addresses that may be behind an IPv6 one: in its last 32 bits (`64:ff9b::/96`, and 4via6: `fd7a:115c:a1e0:b1a::/64`), or at any
+/// place that RFC 6052 defines for a prefix in `64:ff9b:1::/48`, as the length of the translator's prefix is unknown.
+pub(super) fn behind(ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone {
+    let octets = if let IpAddr::V6(six) = ip.to_canonical() { six.octets() } else { [0; 16] };
+    let places: &[[usize; 4]] = match Ipv6Addr::from(octets).segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0xfd7a, 0x115c, 0xa1e0, 0xb1a, ..] => &PLACES[..1],
+        [0x64, 0xff9b, 1, ..] => &PLACES,
+        _ => &[],
+    };
+    let found = places.iter().map(move |place| place.map(|at| octets[at]));
+    // Where the address is at another place, there are zeros at this one.
+    found.enumerate().filter(|(at, four)| *at == 0 || four[0] != 0).map(|(_, four)| Ipv4Addr::from(four).into())
 }
 
 impl fmt::Display for ReservedRange {
@@ -255,6 +268,31 @@ mod tests {
         assert_eq!(refused(&policy(&[], &["64:ff9b::/96"]), "192.0.2.1"), None);
         assert_eq!(refused(&policy(&["64:ff9b::/96"], &["::/0"]), "64:ff9b::c000:201"), None);
         assert_eq!(refused(&policy(&[], &[]), "64:ff9b::6440:3"), Some(ReservedRange::Tailnet));
+    }
+
+    #[test]
+    fn address_with_a_denied_ipv4_address_is_denied() {
+        let rules = TargetRules { denied: nets(&["10.0.0.0/8"]), ..TargetRules::default() };
+        let policy = TargetPolicy { rules: rules.into(), ..TargetPolicy::default() };
+        let refused = |text: &str| policy.refuses(ip(text), false, text);
+        let denied = [
+            "10.0.0.5",
+            "64:ff9b::a00:5",
+            // 4via6, of any site.
+            "fd7a:115c:a1e0:b1a:0:7:a00:5",
+            "fd7a:115c:a1e0:b1a:1:ffff:a00:5",
+            // Prefixes of 48, 56, 64 and 96 bits in 64:ff9b:1::/48.
+            "64:ff9b:1:a00:0:500::",
+            "64:ff9b:1:aa0a:0000:0005::",
+            "64:ff9b:1:aaaa:a:0:500:0",
+            "64:ff9b:1:0:a:0:500:0",
+            "64:ff9b:1:aaaa:bbbb:cccc:a00:5",
+        ];
+        assert_eq!(denied.map(|text| (text, refused(text))), denied.map(|text| (text, Some(ReservedRange::Denied))));
+        assert_eq!(refused("fd7a:115c:a1e0:b1a:0:7:a9fe:a9fe"), Some(ReservedRange::LinkLocal));
+        for text in ["fd7a:115c:a1e0:b1a:0:7:c000:201", "fd7a:115c:a1e0::a00:5", "64:ff9b:1::c000:201", "2001:db8::a00:5"] {
+            assert_eq!(refused(text), None, "{text}");
+        }
     }
 
     #[test]

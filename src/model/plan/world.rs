@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::api::is_default;
 use crate::api::siblings::Siblings;
 use crate::model::base::net::{InterfaceName, PortKey};
-use crate::model::base::netmap::{Fqdn, NetMap};
+use crate::model::base::netmap::{Fqdn, NetMap, in_tailscale_range};
 use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::targets::{TargetPolicy, behind};
 
@@ -123,9 +123,11 @@ impl World {
         Some(&self.netmap.as_ref()?.node.as_ref()?.services)
     }
 
-    /// Whether an address is the Pod's or its node's, also IPv4-mapped, and the Pod's also translated.
+    /// Whether an address is the Pod's or its node's, also IPv4-mapped, and the Pod's also translated. An IPv4 address in a 4via6 one is that of
+    /// another site.
     pub fn is_own(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
-        self.pod_ips.contains(&behind(ip)) || self.node_addresses().any(|own| own == ip)
+        let is_pod = |ip: IpAddr| self.pod_ips.contains(&ip);
+        is_pod(ip) || (!in_tailscale_range(ip) && behind(ip).any(is_pod)) || self.node_addresses().any(|own| own == ip)
     }
 }
