@@ -23,7 +23,7 @@ const DEBOUNCE_PERIOD: Duration = Duration::from_millis(20);
 const DEBOUNCE_FACTOR: u32 = 4;
 /// Maximum debounce time.
 const MAX_DEBOUNCE: Duration = Duration::from_millis(250);
-/// Writes of a state Secret that are parsed at once; then so many a second. A replica writes its state once a second, tailscaled rarely.
+/// Writes of a Secret by Pods that are parsed at once; then so many a second. A replica writes its state once a second, tailscaled rarely.
 const STATE_BURST: u32 = 10;
 const STATES_PER_SECOND: f64 = 2.0;
 /// Labels of a group's own objects.
@@ -98,8 +98,8 @@ impl Stores {
         self.follow(&watch, changes, lost).await;
     }
 
-    /// Applies changes. An object is parsed before the cache is locked; a state Secret, which is large and written by Pods, at a rate
-    /// for each, and beside the other tasks.
+    /// Applies changes. An object is parsed before the cache is locked; a Secret that Pods write, which may be large, at a rate for each, and
+    /// beside the other tasks.
     async fn follow(
         &self,
         InformerWatch { role, follow }: &InformerWatch,
@@ -114,7 +114,7 @@ impl Stores {
                 change = changes.next() => change,
                 () = until(paced.next_due().map(|due| began + due)) => {
                     if let Some(object) = paced.due(began.elapsed()) {
-                        self.enqueue(self.put_state(object).await);
+                        self.enqueue(self.put_beside(object).await);
                     }
                     continue;
                 }
@@ -126,7 +126,7 @@ impl Stores {
                     BTreeSet::new()
                 }
                 WatchChange::Listed(object) => {
-                    let parsed = if object.is_state() { parse_beside(object).await } else { object.parse() };
+                    let parsed = if object.is_paced() { parse_beside(object).await } else { object.parse() };
                     self.cache().listed(namespace, parsed)
                 }
                 WatchChange::Complete => {
@@ -135,8 +135,8 @@ impl Stores {
                     self.complete(role, namespace)
                 }
                 WatchChange::Live => continue,
-                WatchChange::Put(object) if object.is_state() => match paced.offer(&object.id().clone(), object, began.elapsed()) {
-                    Some(object) => self.put_state(object).await,
+                WatchChange::Put(object) if object.is_paced() => match paced.offer(&object.id().clone(), object, began.elapsed()) {
+                    Some(object) => self.put_beside(object).await,
                     None => BTreeSet::new(),
                 },
                 WatchChange::Put(object) => self.put(object),
@@ -163,7 +163,7 @@ impl Stores {
         self.cache().put(parsed)
     }
 
-    async fn put_state(&self, object: Delivered) -> BTreeSet<WorkKey> {
+    async fn put_beside(&self, object: Delivered) -> BTreeSet<WorkKey> {
         let parsed = parse_beside(object).await;
         self.cache().put(parsed)
     }

@@ -11,6 +11,7 @@ use crate::model::controller::policy::assignment::{DefaultGroups, StandaloneScop
 use crate::model::controller::workload::objects::Kind;
 
 mod assignment;
+mod bounded_objects;
 mod cluster;
 mod collisions;
 mod group_names;

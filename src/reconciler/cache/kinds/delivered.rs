@@ -73,9 +73,10 @@ impl Delivered {
         &self.id
     }
 
-    /// Whether it is a replica's state Secret.
-    pub fn is_state(&self) -> bool {
-        self.role == WatchRole::Owned(Kind::Secret) && matches!(SecretName::parse(&self.id.1), SecretName::State { .. })
+    /// Whether it is a Secret that Pods may write, at any rate.
+    pub fn is_paced(&self) -> bool {
+        let name = SecretName::parse(&self.id.1);
+        self.role == WatchRole::Owned(Kind::Secret) && (name.is_written_by_pods() || name == SecretName::SharedAccounts)
     }
 
     pub fn parse(self) -> ParsedObject {
