@@ -76,7 +76,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
     let watches = informers::watches(cluster.namespace(), &settings.service_namespaces);
     let cache = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
-    let cache = cache.serving(&settings.workloads.types, settings.assignment());
+    let cache = cache.serving(&settings.workloads.types, settings.assignment()).in_namespace(cluster.namespace());
     let stores = Stores::new(cache, queue.clone());
     for watch in watches {
         let (stores, cluster, metrics) = (stores.clone(), cluster.clone(), Arc::clone(&metrics));

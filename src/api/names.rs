@@ -178,6 +178,11 @@ pub fn endpoints(group: &str) -> String {
     format!("{ENDPOINTS}-{group}")
 }
 
+/// Workload of a `RoleBinding` of this name, if it is such a name.
+pub fn endpoint_reader(name: &str) -> Option<&str> {
+    name.strip_prefix(ENDPOINTS)?.strip_prefix('-')
+}
+
 /// Suffix of [`account`].
 pub const ACCOUNT_SUFFIX: &str = "-acme-accounts";
 

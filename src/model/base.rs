@@ -1,6 +1,7 @@
-//! Shared base types: addresses and ports, netmap, backoff, sorted sets, rates, conditions, leader election, gzip, text tables.
+//! Shared base types: addresses and ports, netmap, backoff, bounds, sorted sets, rates, conditions, leader election, gzip, text tables.
 
 pub mod backoff;
+pub mod bounded;
 pub mod conditions;
 pub mod go_values;
 pub mod gzip;

@@ -16,11 +16,13 @@ use tokio::time::Instant;
 use uninstall::Uninstall;
 
 use crate::api::condition::Condition;
+use crate::api::names::endpoint_reader;
 use crate::api::proxygroup::ProxyGroupType;
+use crate::model::base::bounded;
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters};
-use crate::model::controller::workload::objects::ObjectRef;
 use crate::model::controller::workload::objects::slice::ChildSlice;
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::UserCertificate;
 
 pub use index::parent;
@@ -53,6 +55,8 @@ const MAX_CREATE_FAILURES: usize = 5_000;
 
 #[derive(Debug)]
 pub struct ClusterCache {
+    /// Namespace of the proxies, if known.
+    namespace: Option<String>,
     default_class: Option<String>,
     /// Rules for objects without annotation; they follow the `IngressClass` and the Namespaces.
     assignment: Arc<AssignmentRules>,
@@ -84,6 +88,7 @@ impl ClusterCache {
         }
         let parameters = if stores.contains_key(&WatchRole::IngressClass) { ClassParameters::Unknown } else { ClassParameters::Unset };
         Self {
+            namespace: None,
             default_class,
             assignment: Arc::new(AssignmentRules { parameters, ..AssignmentRules::default() }),
             types: Vec::new(),
@@ -104,6 +109,12 @@ impl ClusterCache {
     pub fn serving(self, types: &[ProxyGroupType], rules: AssignmentRules) -> Self {
         let assignment = AssignmentRules { parameters: self.assignment.parameters.clone(), ..rules };
         Self { types: types.to_vec(), assignment: Arc::new(assignment), ..self }
+    }
+
+    /// Sets the namespace of the proxies. Elsewhere tenants may write what has the labels of the reconciler's objects.
+    #[must_use]
+    pub fn in_namespace(self, namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..self }
     }
 
     /// Marks a kind as not installed.
@@ -154,6 +165,7 @@ impl ClusterCache {
         {
             object = CachedObject::backend(service);
         }
+        object = self.without_foreign(role, &id, object);
         if let Some(stored) = self.store(role).objects.get_mut(&id).filter(|stored| stored.object == object) {
             (stored.version, stored.settled) = (version, None);
             return annotated.into_iter().collect();
@@ -167,6 +179,23 @@ impl ClusterCache {
         self.follow(role, &id, old.as_ref(), Some(&object));
         keys.extend(self.reassign(role, &id));
         keys
+    }
+
+    /// An object without what no pass reads: of an Ingress of another class its content, of a `RoleBinding` outside of the proxies' namespace
+    /// everything, unless it has the name of one that lets replicas read endpoints.
+    fn without_foreign(&self, role: WatchRole, (namespace, name): &Id, object: CachedObject) -> CachedObject {
+        let is_elsewhere = || self.namespace.as_ref().is_some_and(|own| own != namespace);
+        match object {
+            CachedObject::Ingress(ingress) if !self.assignment.has_class(&ingress) => {
+                let mut ingress = Arc::unwrap_or_clone(ingress);
+                bounded::foreign_ingress(&mut ingress);
+                CachedObject::Ingress(Arc::new(ingress))
+            }
+            CachedObject::Owned(_) if role == WatchRole::Owned(Kind::RoleBinding) && is_elsewhere() && endpoint_reader(name).is_none() => {
+                CachedObject::None
+            }
+            object => object,
+        }
     }
 
     /// Removes an object; `last` is its last state.

@@ -1,8 +1,14 @@
-//! An object of a list or watch, decoded by itself: one that cannot be decoded neither fails the list nor ends the watch.
+//! An object of a list or watch, decoded by itself: one that cannot be decoded neither fails the list nor ends the watch. Its lists are cut
+//! at once, so that a page of large objects is in memory as text only.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
 
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass, ServiceCIDR};
 use kube::Resource;
 use kube::api::DynamicObject;
 use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
@@ -12,9 +18,55 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::api::proxyclass::ProxyClass;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::tailnet::Tailnet;
+use crate::model::base::bounded;
+
 /// A type whose objects can be watched.
-pub trait WatchedObject: Resource + Clone + DeserializeOwned + Debug + Send + 'static {}
-impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> WatchedObject for K {}
+pub trait WatchedObject: Resource + Clone + DeserializeOwned + Debug + Send + 'static {
+    /// Cuts the lists that tenants or Pods write, besides those of its metadata.
+    fn cut(&mut self) {}
+}
+
+impl WatchedObject for Service {
+    fn cut(&mut self) {
+        bounded::service(self);
+    }
+}
+
+impl WatchedObject for Ingress {
+    fn cut(&mut self) {
+        bounded::ingress(self);
+    }
+}
+
+impl WatchedObject for EndpointSlice {
+    fn cut(&mut self) {
+        bounded::slice(self);
+    }
+}
+
+impl WatchedObject for DynamicObject {
+    fn cut(&mut self) {
+        bounded::json(&mut self.data);
+    }
+}
+
+// Written by administrators, the cluster or the reconciler, or not stored.
+impl WatchedObject for ProxyGroup {}
+impl WatchedObject for ProxyClass {}
+impl WatchedObject for Tailnet {}
+impl WatchedObject for IngressClass {}
+impl WatchedObject for ServiceCIDR {}
+impl WatchedObject for Node {}
+impl WatchedObject for Pod {}
+impl WatchedObject for Event {}
+impl WatchedObject for Lease {}
+impl WatchedObject for ConfigMap {}
+impl WatchedObject for Secret {}
+impl<K: WatchedObject> WatchedObject for WatchedItem<K> {}
+impl<K: Clone + Debug + Send + 'static> WatchedObject for MetadataOnly<K> where Self: Resource + DeserializeOwned {}
 
 /// An object of which only metadata is requested.
 pub type MetadataOnly<K> = PartialObjectMeta<K>;
@@ -40,13 +92,19 @@ impl<K> WatchedItem<K> {
 }
 
 impl<K: WatchedObject> WatchedItem<K> {
+    /// An object without managed fields, its lists cut.
+    pub fn of(mut object: K) -> Self {
+        bounded::metadata(object.meta_mut());
+        object.cut();
+        Self::Decoded(object)
+    }
+
     pub fn metadata(&self) -> &ObjectMeta {
         self.meta()
     }
 
-    /// The object, without managed fields; the error says why it cannot be decoded.
-    pub fn decoded(mut self) -> Result<K, String> {
-        self.meta_mut().managed_fields = None;
+    /// The object; the error says why it cannot be decoded.
+    pub fn decoded(self) -> Result<K, String> {
         match self {
             Self::Decoded(object) => Ok(object),
             Self::Undecodable { error, .. } => Err(error),
@@ -75,10 +133,10 @@ struct IdentityMetadata {
     resource_version: Option<String>,
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for WatchedItem<K> {
+impl<'de, K: WatchedObject> Deserialize<'de> for WatchedItem<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = <&RawValue>::deserialize(deserializer)?.get();
-        serde_json::from_str(text).map(Self::Decoded).or_else(|error| {
+        serde_json::from_str(text).map(Self::of).or_else(|error| {
             let IdentityMetadata { name, namespace, resource_version } =
                 serde_json::from_str::<Identity>(text).map_err(D::Error::custom)?.metadata;
             let metadata = Box::new(ObjectMeta { name: Some(name), namespace, resource_version, ..ObjectMeta::default() });
@@ -169,5 +227,16 @@ mod tests {
     #[test]
     fn metadata_is_requested_for_an_item_with_metadata_only() {
         assert!(WatchedItem::<PartialObjectMeta<Service>>::metadata_api() && !WatchedItem::<Service>::metadata_api());
+    }
+
+    #[test]
+    fn lists_of_an_item_are_cut_when_it_is_decoded() {
+        let text = |field: &str| format!(r#"{{"metadata": {{"name": "x"}}, {field}: [{}]}}"#, vec!["{}"; 100_000].join(","));
+        let binding: WatchedItem<DynamicObject> = serde_json::from_str(&text(r#""subjects""#)).expect("an item");
+        assert!(binding.decoded().expect("an object").data["subjects"].as_array().is_some_and(|all| all.len() == 50));
+        let ingress = format!("{}}}", text(r#""spec": {"tls""#));
+        let ingress: WatchedItem<Ingress> = serde_json::from_str(&ingress).expect("an item");
+        let tls = ingress.decoded().expect("an object").spec.and_then(|spec| spec.tls);
+        assert_eq!(tls.map(|all| all.len()), Some(bounded::MAX_HOSTS + 1));
     }
 }

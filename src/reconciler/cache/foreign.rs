@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::ClusterCache;
+use crate::model::base::bounded;
 use crate::model::controller::workload::objects::ObjectRef;
 
 /// Time for which a foreign object is assumed to exist.
@@ -21,7 +22,8 @@ const TRIES: usize = 32;
 
 impl ClusterCache {
     /// Records an existing object that has the name of an object of a group.
-    pub fn found(&mut self, key: &WorkloadKey, object: ObjectRef, value: Value, now: Instant) {
+    pub fn found(&mut self, key: &WorkloadKey, object: ObjectRef, mut value: Value, now: Instant) {
+        bounded::json(&mut value);
         self.foreign.entry(key.clone()).or_default().insert(object, (Arc::new(value), now));
     }
 

@@ -247,7 +247,7 @@ impl ClusterCache {
 }
 
 /// Workloads that own an object, by its labels and owner references. None for Secrets that Pods may write: these are found by name.
-pub(super) fn owners(role: WatchRole, (_, name): &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
+pub(super) fn owners(role: WatchRole, (namespace, name): &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
     if let CachedObject::Pod(pod) = object {
         return pod.metadata.labels.as_ref().and_then(workload_of).into_iter().collect();
     }
@@ -264,7 +264,12 @@ pub(super) fn owners(role: WatchRole, (_, name): &Id, object: &CachedObject) -> 
     let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str());
     let scraped = label(names::PROXY_PARENT).filter(|_| label(names::PROXY_TYPE) == Some(names::PARENT_GROUP));
     let groups = own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).map(WorkloadKey::of_group);
-    groups.chain(WorkloadKey::of_object_labels(label)).collect()
+    let mut keys: BTreeSet<_> = groups.chain(WorkloadKey::of_object_labels(label)).collect();
+    if let Some(reader) = names::endpoint_reader(name).filter(|_| role == WatchRole::Owned(Kind::RoleBinding)) {
+        // Tenants choose labels in their namespaces: name and namespace decide.
+        keys.retain(|key| if key.is_standalone() { key.namespace() == namespace } else { key.group() == Some(reader) });
+    }
+    keys
 }
 
 /// User's Service of a child, or of the proxy's headless Service.

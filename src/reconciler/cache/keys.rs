@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use super::index::owners;
 use super::indices::WorkloadObjects;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
+use crate::api::names::endpoint_reader;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::requests::Parent;
@@ -23,11 +24,21 @@ impl ClusterCache {
                 owners(role, id, object).into_iter().filter(minded).collect()
             }
             _ if role == WatchRole::Owned(Kind::Secret) => self.with_moves(self.secret_owners(id, object)),
+            _ if role == WatchRole::Owned(Kind::RoleBinding) && endpoint_reader(&id.1).is_some() => {
+                owners(role, id, object).into_iter().filter(|key| self.reads_endpoints_in(key, &id.0)).collect()
+            }
             _ => owners(role, id, object),
         };
         let published = self.publishing_groups(role, id, object);
         keys.extend(workloads.into_iter().chain(published).map(WorkKey::Workload));
         keys
+    }
+
+    /// Whether a workload may have backends in a namespace: it has an Ingress there.
+    fn reads_endpoints_in(&self, key: &WorkloadKey, namespace: &str) -> bool {
+        let ingresses = self.indices.workloads.get(key).map(|members| &members.ingresses);
+        let first = ingresses.and_then(|all| all.range((namespace.to_owned(), String::new())..).next());
+        first.is_some_and(|((first, _), _)| first == namespace)
     }
 
     /// Workloads that a Secret belongs to. A certificate belongs to those that request its name, or have it.

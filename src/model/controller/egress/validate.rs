@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::Service;
 
 use crate::api::names;
+use crate::model::base::bounded::service_excess;
 use crate::model::controller::policy::annotations::{dns_label, is_tag};
 
 /// Value of a nonempty annotation.
@@ -24,6 +25,9 @@ pub(crate) fn service(service: &Service) -> Vec<String> {
     let ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
     if ports.is_empty() {
         wrong.push("spec.ports is empty: list each port of the target.".into());
+    }
+    if let Some(excess) = service_excess(service) {
+        return [wrong, vec![excess]].concat();
     }
     for port in ports {
         let protocol = port.protocol.as_deref().unwrap_or("TCP");

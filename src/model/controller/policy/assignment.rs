@@ -138,10 +138,14 @@ impl ClassParameters {
 }
 
 impl AssignmentRules {
+    /// Whether an Ingress has our class.
+    pub fn has_class(&self, ingress: &Ingress) -> bool {
+        ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref()) == Some(&self.ingress_class)
+    }
+
     /// Group of an Ingress.
     pub fn ingress<'a>(&'a self, ingress: &'a Ingress) -> GroupAssignment<'a> {
-        let class = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref());
-        if class != Some(&self.ingress_class) {
+        if !self.has_class(ingress) {
             return GroupAssignment::NotOurs;
         }
         self.assign(&ingress.metadata, || match &self.parameters {
@@ -189,13 +193,12 @@ impl AssignmentRules {
     /// Whether an Ingress has a proxy of its own: it has our class, and neither an annotation, the class nor a default names a group for it.
     pub fn is_standalone_ingress(&self, ingress: &Ingress) -> bool {
         let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
-        let class = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref());
         let unassigned = || match self.ingress(ingress) {
             GroupAssignment::NotOurs => true,
             GroupAssignment::OptedOut => has_annotation(&ingress.metadata) || self.opted_out.contains(namespace),
             _ => false,
         };
-        self.uninstall.is_none() && class == Some(&self.ingress_class) && self.standalone.has(namespace) && unassigned()
+        self.uninstall.is_none() && self.has_class(ingress) && self.standalone.has(namespace) && unassigned()
     }
 
     /// Whether an object has a proxy of its own.

@@ -48,7 +48,7 @@ impl Delivered {
     pub(super) fn response<K: WatchedKind>(value: Value) -> Self {
         let metadata = Box::new(ObjectMeta::deserialize(&value["metadata"]).unwrap_or_default());
         let undecodable = |error: serde_json::Error| WatchedItem::Undecodable { metadata, error: error.to_string() };
-        Self::typed::<K>(serde_json::from_value(value).map_or_else(undecodable, WatchedItem::Decoded))
+        Self::typed::<K>(serde_json::from_value(value).map_or_else(undecodable, WatchedItem::of))
     }
 
     /// An object that the reconciler creates.

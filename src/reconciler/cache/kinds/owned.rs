@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::CachedObject;
 use crate::api::names;
+use crate::model::base::bounded;
 use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::CertificateRecord;
@@ -64,6 +65,7 @@ pub(super) fn prune(kind: Kind, name: &str, mut value: Value) -> CachedObject {
     if let Some(Value::Object(annotations)) = value.pointer_mut("/metadata/annotations") {
         annotations.remove(LAST_APPLIED);
     }
+    bounded::json(&mut value);
     match kind {
         // Labels of Secrets that Pods may write decide nothing.
         Kind::Secret => match SecretName::parse(name) {
@@ -84,6 +86,8 @@ pub(super) fn prune(kind: Kind, name: &str, mut value: Value) -> CachedObject {
                 CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])])))
             }
         },
+        // Tenants may write those of their namespaces.
+        Kind::RoleBinding => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[]), ("roleRef", &[]), ("subjects", &[])]))),
         Kind::EndpointSlice if is_manual(&value) => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])]))),
         Kind::EndpointSlice => ChildSlice::read(&value).map_or(CachedObject::None, |slice| CachedObject::ChildSlice(Arc::new(slice))),
         Kind::Service if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {

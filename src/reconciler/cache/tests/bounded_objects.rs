@@ -1,7 +1,78 @@
 //! What is stored of an object is bounded, whatever its writer puts into it.
 
-use super::cluster::NS;
+use super::cluster::{Cluster, NS};
 use super::*;
+
+/// Length of the debug text of what is stored of a role: about its size in memory, whatever other tests allocate.
+fn stored(cluster: &Cluster, role: WatchRole) -> usize {
+    cluster.cache.objects(role).map(|(_, object)| format!("{object:?}").len()).sum()
+}
+
+/// Size of so many copies of an object.
+fn grown(role: WatchRole, object: &Value, copies: usize) -> usize {
+    let mut cluster = Cluster::new();
+    for number in 0..copies {
+        let mut object = object.clone();
+        object["metadata"]["name"] = json!(format!("{}{number}", object["metadata"]["name"].as_str().unwrap_or_default()));
+        object["metadata"]["resourceVersion"] = json!(format!("{}", number + 1));
+        cluster.cache.put_json(role, object);
+    }
+    stored(&cluster, role)
+}
+
+/// Objects of the largest size that the API server stores: 1.5 MiB in etcd, 3 MiB as a request.
+#[test]
+fn ten_large_objects_of_a_tenant_take_less_than_fifty_megabytes() {
+    let metadata = || json!({"name": "x", "namespace": "t"});
+    let ingress = |class: &str| {
+        let spec = json!({"ingressClassName": class, "tls": vec![json!({}); 700_000]});
+        json!({"metadata": metadata(), "spec": spec})
+    };
+    let subjects = vec![json!({"kind": "ServiceAccount", "name": "a", "namespace": "a"}); 45_000];
+    let labels = json!({names::MANAGED: "true"});
+    let binding = |name: &str| {
+        json!({"metadata": {"name": name, "namespace": "t", "labels": labels}, "subjects": subjects,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "none"}})
+    };
+    let ports: Vec<_> =
+        (1..30_000).map(|port| json!({"name": format!("{port}"), "port": port, "protocol": "TCP", "targetPort": port})).collect();
+    let service =
+        |class: Value| json!({"metadata": metadata(), "spec": {"type": "LoadBalancer", "loadBalancerClass": class, "ports": ports}});
+    let bindings = WatchRole::Owned(Kind::RoleBinding);
+    let rows = [
+        (WatchRole::Ingress, ingress("nginx")),
+        (WatchRole::Ingress, ingress("tailscale")),
+        (bindings, binding("x")),
+        (bindings, binding("tailyard-endpoints-x")),
+        (WatchRole::Service, service(json!("tailscale"))),
+        (WatchRole::Service, service(Value::Null)),
+    ];
+    let sizes: Vec<_> = rows.iter().map(|(role, object)| (*role, grown(*role, object, 10) >> 20)).collect();
+    assert!(sizes.iter().all(|(_, megabytes)| *megabytes < 50), "MB: {sizes:?}");
+}
+
+/// Without the admission policy: owner references of a state Secret, as many as a request of 3 MiB has.
+#[test]
+fn metadata_of_a_state_secret_takes_less_than_25_megabytes() {
+    let reference = |number: usize| json!({"apiVersion": "v1", "kind": "k", "name": "n", "uid": format!("{number:x}")});
+    let references: Vec<_> = (0..50_000).map(reference).collect();
+    let many: serde_json::Map<String, Value> = (0..190_000).map(|number| (format!("{number:x}"), json!(""))).collect();
+    let finalizers: Vec<_> = (0..190_000).map(|number| format!("a/{number:x}")).collect();
+    for name in ["eg-", "app.tail1234.ts.net", "in-acme-accounts", "other"] {
+        for (field, content) in [
+            ("ownerReferences", json!(references)),
+            ("labels", json!(many)),
+            ("annotations", json!(many)),
+            ("finalizers", json!(finalizers)),
+            ("other", json!({"many": many})),
+        ] {
+            let mut metadata = json!({"name": name, "namespace": NS, "labels": {names::MANAGED: "true"}});
+            metadata[field] = content;
+            let size = grown(WatchRole::Owned(Kind::Secret), &json!({"metadata": metadata, "data": {}}), 1);
+            assert!(size < 1 << 20, "{name} {field}: {size} bytes");
+        }
+    }
+}
 
 /// A Pod may write these Secrets at any rate.
 #[test]
@@ -12,5 +83,202 @@ fn certificates_are_paced_like_states() {
     }
     for name in ["eg-0-config", "eg"] {
         assert!(!secret(name).is_paced(), "{name} is the reconciler's");
+    }
+}
+
+/// Entries of a map, half of them with a prefix that is read.
+fn texts(count: usize) -> Value {
+    let entries = (0..count).map(|number| (format!("{}{number:x}", if number % 2 == 0 { "tailscale.com/" } else { "" }), json!("")));
+    Value::Object(entries.collect())
+}
+
+/// An object with long lists in its metadata and with these fields.
+fn long(namespace: &str, name: &str, mut labels: Value, fields: &Value) -> Value {
+    super::cluster::merge(&mut labels, &texts(20_000));
+    let reference = |number: usize| json!({"apiVersion": "v1", "kind": "ProxyGroup", "name": "n", "uid": format!("{number:x}")});
+    let finalizers: Vec<_> = (0..20_000).map(|number| format!("a/{number:x}")).collect();
+    let metadata = json!({"name": name, "namespace": namespace, "labels": labels, "annotations": texts(20_000),
+        "ownerReferences": (0..20_000).map(reference).collect::<Vec<_>>(), "finalizers": finalizers, "resourceVersion": "1",
+        "managedFields": vec![json!({"manager": "m"}); 1_000]});
+    let mut object = json!({"metadata": metadata});
+    super::cluster::merge(&mut object, fields);
+    object
+}
+
+/// Fields of the kinds with types, each with its bound in KiB beside metadata. Administrators and the cluster write the other fields.
+fn typed(role: WatchRole) -> Vec<(Value, usize)> {
+    let name = |number: usize| format!("{number:x}");
+    let with_paths =
+        |number: usize| json!({"host": name(number), "http": {"paths": vec![json!({"pathType": "Prefix", "backend": {}}); 20]}});
+    let rules: Vec<_> = (0..10_000).map(with_paths).collect();
+    let hosts = json!([{"hosts": (0..20_000).map(name).collect::<Vec<_>>()}]);
+    let balancer = json!({"loadBalancer": {"ingress": vec![json!({"ip": "10.0.0.1", "ports": vec![json!({"port": 1, "protocol": "TCP"}); 100]}); 5_000]}});
+    let condition = json!({"type": "t", "status": "True", "reason": "", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    match role {
+        WatchRole::Group => vec![(json!({"spec": {"type": "ingress"}}), 1)],
+        WatchRole::Class => vec![(json!({"spec": {}}), 1)],
+        WatchRole::Tailnet => vec![(json!({"spec": {"credentials": {"secretName": "s"}}}), 1)],
+        WatchRole::Service => {
+            let ports: Vec<_> = (1..30_000).map(|port| json!({"name": name(port), "port": port, "protocol": "TCP"})).collect();
+            let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "ports": ports, "selector": texts(20_000),
+                "externalIPs": vec!["10.0.0.1"; 20_000], "loadBalancerSourceRanges": vec!["10.0.0.0/8"; 20_000]});
+            let mut status = balancer;
+            status["conditions"] = json!(vec![condition; 10_000]);
+            vec![(json!({"spec": spec, "status": status}), 1_536)]
+        }
+        WatchRole::Ingress => {
+            let ours = |spec: Value| json!({"spec": spec, "status": balancer});
+            vec![
+                (ours(json!({"ingressClassName": "tailscale", "rules": rules})), 3 * 1_024),
+                (ours(json!({"ingressClassName": "tailscale", "tls": hosts})), 1_024),
+                (ours(json!({"ingressClassName": "tailscale", "tls": vec![json!({}); 20_000]})), 1_024),
+                (json!({"spec": {"ingressClassName": "other", "rules": rules, "tls": hosts}}), 1),
+            ]
+        }
+        WatchRole::BackendSlice => {
+            let endpoints = vec![json!({"addresses": vec!["10.0.0.1"; 100]}); 1_000];
+            let ports = vec![json!({"port": 1}); 20_000];
+            vec![(json!({"addressType": "IPv4", "endpoints": endpoints, "ports": ports}), 64)]
+        }
+        WatchRole::CreateFailure => {
+            let event = json!({"eventTime": null, "reason": "FailedCreate", "note": "x".repeat(1 << 20), "type": "Warning",
+                "regarding": {"kind": "StatefulSet", "name": "eg"}, "deprecatedLastTimestamp": "2026-01-01T00:00:00Z"});
+            vec![(event, 2)]
+        }
+        WatchRole::Pod
+        | WatchRole::Node
+        | WatchRole::ServiceRange
+        | WatchRole::Namespace
+        | WatchRole::IngressClass
+        | WatchRole::Credentials => {
+            vec![(json!({}), 1)]
+        }
+        WatchRole::Owned(_) => Vec::new(),
+    }
+}
+
+/// Of each kind the lists that its writers choose have a bound: of metadata 300 KiB of debug text, and of the rest what the table says.
+#[test]
+fn lists_of_every_watched_kind_are_bounded() {
+    const METADATA: usize = 300;
+    let mut rows = Vec::new();
+    for role in WatchRole::TYPED {
+        let (namespace, name) = if *role == WatchRole::BackendSlice { ("default", "kubernetes") } else { ("t", "x") };
+        let labels = json!({"kubernetes.io/service-name": "kubernetes"});
+        rows.extend(typed(*role).into_iter().map(|(fields, bound)| (*role, long(namespace, name, labels.clone(), &fields), bound)));
+    }
+    for kind in Kind::ALL {
+        let names: &[&str] = match kind {
+            Kind::Secret => &["eg-0", "eg-0-config", "app.tail1234.ts.net", "in-acme-accounts", names::ACCOUNTS, "other"],
+            Kind::RoleBinding => &["x", "tailyard-endpoints-in"],
+            _ => &["x"],
+        };
+        let fields = match kind {
+            Kind::RoleBinding => json!({"subjects": vec![json!({"kind": "ServiceAccount", "name": "a"}); 20_000]}),
+            _ => json!({}),
+        };
+        let labels = json!({names::MANAGED: "true"});
+        rows.extend(names.iter().map(|name| (WatchRole::Owned(kind), long(NS, name, labels.clone(), &fields), 16)));
+    }
+    for (role, object, bound) in rows {
+        let mut cluster = Cluster::new();
+        let before = stored(&cluster, role);
+        let name = object["metadata"]["name"].to_string();
+        cluster.cache.put_json(role, object);
+        let kib = (stored(&cluster, role) - before) >> 10;
+        assert!(kib <= METADATA + bound, "{role:?} {name}: {kib} KiB, more than {METADATA} + {bound}");
+    }
+}
+
+/// Two objects of which one has too many entries.
+#[test]
+fn object_with_too_many_entries_is_refused_alone_with_the_limit() {
+    let ports =
+        |count: usize| (1..=count).map(|port| json!({"name": format!("p{port}"), "port": port, "protocol": "TCP"})).collect::<Vec<_>>();
+    let service = |name: &str, count: usize, annotations: Value| {
+        let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.9", "ports": ports(count)});
+        json!({"metadata": {"name": name, "namespace": "t", "annotations": annotations}, "spec": spec})
+    };
+    let ingress = |name: &str, count: usize| {
+        let backend = json!({"service": {"name": "web", "port": {"name": "p1"}}});
+        let mut tls = vec![json!({"hosts": [name]})];
+        tls.resize(count, json!({}));
+        let spec = json!({"ingressClassName": "tailscale", "tls": tls, "defaultBackend": backend});
+        json!({"metadata": {"name": name, "namespace": "t"}, "spec": spec})
+    };
+    let mut cluster = Cluster::new();
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
+    cluster.put("Service", json!({"metadata": {"name": "web", "namespace": "t"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports(1)}}));
+    cluster.put("Service", service("small", 1, json!({})));
+    cluster.put("Service", service("large", 1_001, json!({})));
+    cluster.put("Service", service("grouped", 1_001, json!({names::PROXY_GROUP: "in"})));
+    cluster.put("Ingress", ingress("few", 5_000));
+    cluster.put("Ingress", ingress("many", 5_001));
+    assert!(cluster.settles(), "{:?}", cluster.events);
+    let has_proxy = |key: &str| {
+        let workload = cluster.observe(&cluster.cache, key).workload;
+        cluster.object("StatefulSet", NS, &workload).is_some()
+    };
+    let keys = ["t/small", "t/large", "ingress/t/few"];
+    assert_eq!(keys.map(|key| (key, has_proxy(key))), [("t/small", true), ("t/large", false), ("ingress/t/few", true)]);
+    for name in ["large", "grouped"] {
+        let conditions = cluster.conditions("t", name).join(" ");
+        assert!(conditions.contains("spec.ports has more than 1000 entries"), "{name}: {conditions}");
+    }
+    let limit = |event: &&String| event.contains("many") && event.contains("spec.tls has more than 5000 entries or hosts");
+    assert!(cluster.events.iter().any(|event| limit(&event)), "{:?}", cluster.events);
+}
+
+#[test]
+fn ingress_that_gets_the_class_is_read_as_a_whole() {
+    let mut cluster = Cluster::new();
+    let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+    cluster.put("Service", json!({"metadata": {"name": "web", "namespace": "t"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports}}));
+    let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
+    let spec = json!({"ingressClassName": "nginx", "tls": [{"hosts": ["shop"]}], "defaultBackend": backend});
+    cluster.put("Ingress", json!({"metadata": {"name": "shop", "namespace": "t"}, "spec": spec}));
+    assert!(cluster.settles(), "{:?}", cluster.events);
+    let key = "ingress/t/shop";
+    let has_proxy = |cluster: &Cluster| {
+        let workload = cluster.observe(&cluster.cache, key).workload;
+        cluster.object("StatefulSet", NS, &workload).is_some()
+    };
+    assert!(!has_proxy(&cluster));
+    cluster.patch("Ingress", "t", "shop", &json!({"spec": {"ingressClassName": "tailscale"}}));
+    assert!(cluster.settles(), "{:?}", cluster.events);
+    assert!(has_proxy(&cluster));
+    cluster.patch("Ingress", "t", "shop", &json!({"spec": {"ingressClassName": "nginx"}}));
+    cluster.rounds(20);
+    assert!(!has_proxy(&cluster), "released: {:?}", cluster.events);
+}
+
+/// Tenants may write `RoleBinding`s with any labels in their namespaces.
+#[test]
+fn role_binding_enqueues_only_workloads_with_an_ingress_in_its_namespace() {
+    let mut cluster = Cluster::new();
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
+    let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+    cluster
+        .put("Service", json!({"metadata": {"name": "web", "namespace": "victim"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports}}));
+    for (name, group) in [("shop", None), ("app", Some("in"))] {
+        let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
+        let spec = json!({"ingressClassName": "tailscale", "tls": [{"hosts": [name]}], "defaultBackend": backend});
+        let annotations = group.map_or(json!({}), |group| json!({names::PROXY_GROUP: group}));
+        cluster.put("Ingress", json!({"metadata": {"name": name, "namespace": "victim", "annotations": annotations}, "spec": spec}));
+    }
+    assert!(cluster.settles(), "{:?}", cluster.events);
+    let workload = cluster.observe(&cluster.cache, "ingress/victim/shop").workload;
+    let (of_shop, of_group) = (names::endpoints(&workload), names::endpoints("in"));
+    let labels = |name: &str| cluster.object("RoleBinding", "victim", name).expect("a binding")["metadata"]["labels"].clone();
+    let own = [(of_shop.as_str(), labels(&of_shop)), (of_group.as_str(), labels(&of_group))];
+    let mut version = 1_000_000;
+    for (name, labels) in &own {
+        for (namespace, name) in [("t", "x"), ("t", *name), ("victim", "x"), ("victim", *name)] {
+            version += 1;
+            let metadata = json!({"name": name, "namespace": namespace, "labels": labels, "resourceVersion": format!("{version}")});
+            let binding = json!({"metadata": metadata, "roleRef": {"kind": "Role", "name": "none"}});
+            let keys = cluster.cache.put_json(WatchRole::Owned(Kind::RoleBinding), binding);
+            assert_eq!(keys.len(), usize::from(namespace == "victim" && name != "x"), "{namespace}/{name}: {keys:?}");
+        }
     }
 }

@@ -306,7 +306,7 @@ impl Simulation for Cluster {
 
 fn empty(watches: &[InformerWatch]) -> ClusterCache {
     let cache = ClusterCache::new(None, watches.iter().map(|watch| watch.role));
-    cache.serving(&ProxyGroupType::SERVED, rules(DefaultGroups::default(), StandaloneScope::Everywhere))
+    cache.serving(&ProxyGroupType::SERVED, rules(DefaultGroups::default(), StandaloneScope::Everywhere)).in_namespace(NS)
 }
 
 fn is_scope(watch: &InformerWatch, kind: &str, namespace: &str) -> bool {

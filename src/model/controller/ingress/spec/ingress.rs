@@ -6,6 +6,7 @@ use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
 
 use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
+use crate::model::base::bounded::ingress_excess;
 use crate::model::controller::ingress::spec::backend::backend;
 use crate::model::controller::ingress::spec::{CertificateIssue, PublishSpec, PublishTarget, SpecContext, common};
 use crate::model::controller::policy::annotations::{annotation, is_true, text};
@@ -25,7 +26,10 @@ struct Routing<'a, 'b> {
 
 /// Parses an Ingress. The error lists all faults, each with an action.
 pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSpec, Vec<String>> {
-    let mut wrong = Vec::new();
+    let mut wrong: Vec<_> = ingress_excess(ingress).into_iter().collect();
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
     let annotations = ingress.metadata.annotations.as_ref();
     let label = ingress_label(ingress);
     let tags = common(annotations, &label, &mut wrong);

@@ -7,13 +7,14 @@ use k8s_openapi::api::core::v1::{Service, ServicePort};
 
 use crate::api::names;
 use crate::api::vip::ANY_PORT;
+use crate::model::base::bounded::service_excess;
 use crate::model::controller::ingress::spec::{L4Service, PublishSpec, PublishTarget, common};
 use crate::model::controller::policy::annotations::{annotation, is_true};
 use crate::model::controller::policy::requests::service_label;
 
 /// Parses a Service. The error lists all faults, each with an action.
 pub fn service(service: &Service) -> Result<PublishSpec, Vec<String>> {
-    let mut wrong = Vec::new();
+    let mut wrong: Vec<_> = service_excess(service).into_iter().collect();
     let label = service_label(service);
     let tags = common(service.metadata.annotations.as_ref(), &label, &mut wrong);
     let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");

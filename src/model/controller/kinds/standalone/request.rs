@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::condition::reason;
 use crate::api::names;
+use crate::model::base::bounded::service_excess;
 use crate::model::base::netmap::Fqdn;
 use crate::model::controller::egress::validate;
 use crate::model::controller::ingress::spec;
@@ -143,7 +144,7 @@ fn headless(service: &Service, settings: &GroupSettings) -> Option<Service> {
 }
 
 fn egress(service: &Service) -> (Option<Single>, Vec<String>) {
-    let mut wrong = Vec::new();
+    let mut wrong: Vec<_> = service_excess(service).into_iter().collect();
     common(service.metadata.annotations.as_ref(), &service_label(service), &mut wrong);
     let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
     if kind != "ExternalName" {
