@@ -11,6 +11,9 @@ use ipnet::IpNet;
 /// Prefix lengths of the largest Service range that an API server accepts as a flag.
 const BLOCKS: (u8, u8) = (12, 108);
 
+/// Maximum networks, which each config Secret has.
+const MAX_NETS: usize = 8_000;
+
 /// Object that names addresses of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NetworkSource {
@@ -64,8 +67,18 @@ impl ClusterNetworks {
     /// All networks, sorted, without those that others contain.
     pub fn nets(&self) -> Arc<Vec<IpNet>> {
         let all = || self.by_source.values().flatten().chain(self.cluster_ips.values()).copied();
-        Arc::clone(self.nets.get_or_init(|| Arc::new(joined(all()))))
+        Arc::clone(self.nets.get_or_init(|| Arc::new(at_most(MAX_NETS, joined(all())))))
     }
+}
+
+/// At most so many networks: the smallest ones grow until they join, so that they contain the same addresses and more.
+fn at_most(max: usize, mut nets: Vec<IpNet>) -> Vec<IpNet> {
+    let size = |net: &IpNet| net.max_prefix_len() - net.prefix_len();
+    while nets.len() > max {
+        let smallest = nets.iter().map(size).min();
+        nets = joined(nets.into_iter().map(|net| net.supernet().filter(|_| Some(size(&net)) == smallest).unwrap_or(net)));
+    }
+    nets
 }
 
 /// Sorted networks of a list, without those that others contain.
@@ -99,6 +112,15 @@ mod tests {
         networks.set(node("b"), Vec::new());
         assert_eq!(texts(&networks), ["10.0.0.4/32", "10.0.0.9/32", "10.96.0.0/16", "fd00:96::/112"]);
         assert!(!networks.add_cluster_ip("10.96.7.7".parse().expect("an address")), "in a known range");
+    }
+
+    #[test]
+    fn too_many_networks_join_to_wider_ones() {
+        let nets = joined((0..100_u32).map(|number| IpNet::from(IpAddr::from((number * 8).to_be_bytes()))).chain([net("10.0.0.0/8")]));
+        let wide = at_most(30, nets.clone());
+        assert!(wide.len() <= 30 && nets.iter().all(|net| wide.iter().any(|wide| wide.contains(net))), "{wide:?}");
+        assert!(wide.iter().all(|net| *net == "10.0.0.0/8".parse().expect("a prefix") || net.prefix_len() >= 22), "{wide:?}");
+        assert_eq!(at_most(101, nets.clone()), nets);
     }
 
     #[test]

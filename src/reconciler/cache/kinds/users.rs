@@ -85,12 +85,13 @@ impl WatchedKind for BackendSlice {
     type Object = EndpointSlice;
 
     fn prune(slice: EndpointSlice) -> Option<Self> {
-        let service = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?.as_str().into();
+        let service: Box<str> = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?.as_str().into();
         // An endpoint without conditions receives traffic.
         let ready = |conditions: &k8s_openapi::api::discovery::v1::EndpointConditions| conditions.ready != Some(false);
         let is_ready = slice.endpoints.iter().flatten().any(|endpoint| endpoint.conditions.as_ref().is_none_or(ready));
-        let is_api_server =
-            slice.metadata.namespace.as_deref() == Some("default") && slice.metadata.labels.as_ref()?.get(SERVICE_NAME)? == "kubernetes";
+        // Others may write slices with its label: the API server writes the one of this name.
+        let [namespace, name] = [&slice.metadata.namespace, &slice.metadata.name].map(|text| text.as_deref());
+        let is_api_server = (namespace, name, &*service) == (Some("default"), Some("kubernetes"), "kubernetes");
         let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses).filter(|_| is_api_server);
         let api_server = addresses.filter_map(|ip| ip.parse::<IpAddr>().ok()).map(IpNet::from).collect();
         Some(Self { service, is_ready, api_server })

@@ -74,6 +74,29 @@ fn metadata_of_a_state_secret_takes_less_than_25_megabytes() {
     }
 }
 
+/// Who may write EndpointSlices in the namespace `default` labels one as that of the API server.
+#[test]
+fn endpoint_slices_of_a_tenant_in_default_are_no_endpoints_of_the_api_server() {
+    let mut cluster = Cluster::new();
+    let labels = json!({"kubernetes.io/service-name": "kubernetes"});
+    let slice = |name: &str, addresses: Value| json!({"metadata": {"name": name, "namespace": "default", "labels": labels}, "addressType": "IPv6", "endpoints": addresses});
+    let address = |number: usize| format!("2001:db8:{:x}:{:x}::1", number >> 16, number & 0xffff);
+    let endpoint = |at: usize| json!({"addresses": (0..40).map(|n| address((at * 40 + n) * 2)).collect::<Vec<_>>()});
+    let endpoints: Vec<_> = (0..1_000_usize).map(endpoint).collect();
+    cluster.put("EndpointSlice", slice("evil", json!(endpoints)));
+    cluster.put("EndpointSlice", slice("wide", json!([{"addresses": ["2001:db8:ffff::7"]}])));
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
+    cluster.rounds(5);
+    let networks = |cluster: &Cluster| cluster.observe(&cluster.cache, "in").targets.cluster.len();
+    assert_eq!(networks(&cluster), 0, "slices of other names");
+    cluster.put("EndpointSlice", slice("kubernetes", json!([{"addresses": ["2001:db8:ffff::7"]}])));
+    assert_eq!(networks(&cluster), 1);
+    cluster.put("EndpointSlice", slice("kubernetes", json!(endpoints)));
+    cluster.rounds(5);
+    let config = cluster.object("Secret", NS, "in-0-config").expect("a config").to_string().len();
+    assert!(config < 1 << 20 && networks(&cluster) <= 1_000, "{} addresses, a config Secret of {config} bytes", networks(&cluster));
+}
+
 /// A Pod may write these Secrets at any rate.
 #[test]
 fn certificates_are_paced_like_states() {
