@@ -33,6 +33,8 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(WATCH as u64 + 5);
 const MIN_WATCH_LIFETIME: Duration = Duration::from_secs(1);
 /// Objects in a page of a list.
 const PAGE: u32 = 500;
+/// Objects in a page of a kind that tenants write, of which each may have 3 MiB as JSON: a page is in memory as text.
+const PAGE_OF_USERS: u32 = 50;
 /// Objects in a page of a list of Secrets or `ConfigMaps`, of which each may have 1 MiB: a page is in memory as a whole.
 const PAGE_OF_LARGE: u32 = 8;
 
@@ -176,6 +178,15 @@ struct ListWatch<K, T> {
     changes: mpsc::Sender<WatchChange<T>>,
 }
 
+/// Objects in a page of a list of this kind.
+fn page_size(kind: &str) -> u32 {
+    match kind {
+        "Secret" | "ConfigMap" => PAGE_OF_LARGE,
+        "Service" | "Ingress" | "EndpointSlice" | "RoleBinding" => PAGE_OF_USERS,
+        _ => PAGE,
+    }
+}
+
 /// Starts a list-watch, which runs while its stream is polled.
 fn list_watch<K: WatchedObject, T: Send + 'static, C: Fn(K) -> T + Send + Sync + 'static>(
     api: Api<K>,
@@ -221,9 +232,7 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
     /// Lists all pages; returns the version to watch from.
     async fn list(&self) -> Result<String, KubeError> {
         let (label_selector, field_selector) = (self.labels.clone(), self.fields.clone());
-        let is_large = [super::Resource::SECRET.kind, super::Resource::CONFIG_MAP.kind].contains(&self.call.kind);
-        let size = if is_large { PAGE_OF_LARGE } else { PAGE };
-        let mut page = ListParams { label_selector, field_selector, ..ListParams::default().limit(size) };
+        let mut page = ListParams { label_selector, field_selector, ..ListParams::default().limit(page_size(self.call.kind)) };
         loop {
             let list = within(|| self.call.clone(), self.api.list(&page)).await?;
             for object in list.items {
@@ -295,5 +304,18 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
     async fn send(&self, change: WatchChange<T>) {
         // The receiver is in the same stream.
         let _ = self.changes.send(change).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_of_objects_of_the_largest_size_has_less_than_200_megabytes() {
+        for kind in ["Secret", "ConfigMap", "Service", "Ingress", "EndpointSlice", "RoleBinding"] {
+            assert!(page_size(kind) * 3 < 200, "{kind}: MiB");
+        }
+        assert_eq!(page_size("Pod"), 500);
     }
 }
