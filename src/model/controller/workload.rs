@@ -1,6 +1,7 @@
 //! The provisioner: objects, replicas, devices and auth keys of a workload, whatever its kind.
 
 pub mod actions;
+pub mod admitted_tags;
 pub mod auth_keys;
 pub mod control_plane;
 pub mod device_claim;

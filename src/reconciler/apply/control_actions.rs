@@ -103,7 +103,7 @@ impl Applier {
             ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
                 let replica = names::replica(&observed.workload, ordinal);
                 let note = format!("tailyard {replica}");
-                let mint = self.controls.mint_key(tailnet, &tags, &note, (limit, reissue), replaces.as_ref());
+                let mint = self.controls.mint_key(tailnet, tags.as_slice(), &note, (limit, reissue), replaces.as_ref());
                 match self.controls.with_hostname(tailnet, (draft.hostname(), &replica), mint).await {
                     Ok(key) => {
                         let created = key.created.unwrap_or_else(|| Timestamp::now() - CLOCK_SKEW).as_second();

@@ -10,6 +10,7 @@ use crate::model::controller::kinds::tests::simulation::Simulation;
 use crate::model::controller::policy::assignment::{DefaultGroups, StandaloneScope};
 use crate::model::controller::workload::objects::Kind;
 
+mod admitted_keys;
 mod assignment;
 mod bounded_objects;
 mod cluster;

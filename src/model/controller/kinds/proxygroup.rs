@@ -9,6 +9,7 @@ use std::borrow::Cow;
 
 use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::model::controller::workload::admitted_tags::AdmittedTags;
 use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::spec::{HostnamePattern, WorkloadSpec};
 
@@ -25,6 +26,7 @@ pub(crate) fn spec(group: &ProxyGroup) -> Option<WorkloadSpec<'_>> {
         role,
         replicas: spec.desired_replicas(),
         tags: Cow::Borrowed(&spec.tags),
+        admitted: AdmittedTags::configured(&spec.tags),
         hostname: HostnamePattern::Numbered(group.hostname_prefix()),
         temporary_hostname: None,
         tailnet: spec.tailnet.as_deref(),

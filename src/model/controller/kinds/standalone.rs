@@ -25,6 +25,7 @@ use crate::model::controller::kinds::standalone::admission::{Admission, admit};
 use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::GroupPlan;
+use crate::model::controller::workload::admitted_tags::had_tags;
 use crate::model::controller::workload::objects::rbac::endpoints;
 use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
@@ -130,7 +131,7 @@ fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
             return plan;
         }
     }
-    let target = match request::read(service, &pass.observed.settings, &request::had_tags(pass.observed, &service.metadata)) {
+    let target = match request::read(service, &pass.observed.settings, had_tags(pass.observed)) {
         Ok(target) => target,
         Err(wrong) => {
             refuse(&mut plan, reason::PROXY_INVALID);
@@ -161,8 +162,7 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
         }
     }
     let Some((mut is_usable, mut shape)) = shape(&mut plan, Single::None) else { return plan };
-    let read = request::ingress(ingress, &shape, &request::had_tags(pass.observed, &ingress.metadata))
-        .and_then(|()| device_site::plan_standalone(pass, &shape));
+    let read = request::ingress(ingress, &shape, had_tags(pass.observed)).and_then(|()| device_site::plan_standalone(pass, &shape));
     let site = match read {
         Ok((site, part)) => {
             plan.add(part);
@@ -220,6 +220,7 @@ fn stays<'a>(pass: &Pass<'a>, parent: Parent<'_>) -> Option<PlanPart<'a>> {
     let group = handover::awaited_group(pass.observed, parent)?;
     let mut plan = pass.part();
     if handover::is_withheld(pass.observed, parent)
+        && handover::has_name(pass.observed, parent)
         && let Some((true, shape)) = shape(&mut plan, Single::None)
     {
         plan.add(secrets(pass, &shape, &BTreeMap::new(), None));

@@ -128,11 +128,20 @@ impl TenantQuota {
     ///
     /// The fault, with an action.
     pub fn allows(&self, namespace: &str, scope: TenancyScope<'_>, label: &str, tags: &[String]) -> Result<(), String> {
-        if let Some(tag) = tags.iter().find(|tag| !self.tags.matches(tag)) {
+        if let Some(tag) = self.refused(tags) {
             let field = if self.is_default { "permittedTags of the chart (--permitted-tags)" } else { scope.field() };
             return Err(denied(namespace, scope, &format!("give an object the tag {tag}"), field));
         }
         if self.names.matches(label) { Ok(()) } else { Err(denied(namespace, scope, &format!("use the name {label}"), scope.field())) }
+    }
+
+    /// Whether an object may request all of these tags.
+    pub fn permits(&self, tags: &[String]) -> bool {
+        self.refused(tags).is_none()
+    }
+
+    fn refused<'a>(&self, tags: &'a [String]) -> Option<&'a String> {
+        tags.iter().find(|tag| !self.tags.matches(tag))
     }
 
     /// Field of a group for a higher limit. Tenants exclude every namespace that they do not select.

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroupStatus;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
+use crate::model::controller::workload::admitted_tags::AdmittedTags;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceName, DeviceRecord, ExpectedDevice, KeyId, KeyMint};
 use crate::model::controller::workload::ingress_summary::IngressSummary;
@@ -71,7 +72,7 @@ pub enum ControlAction {
     /// [`ConfigDraft::with_key`]; if that write fails, the key is revoked.
     MintKey {
         ordinal: u32,
-        tags: Vec<String>,
+        tags: AdmittedTags,
         draft: Box<ConfigDraft>,
         /// The replica requested another key: counts against the group's rate.
         reissue: bool,

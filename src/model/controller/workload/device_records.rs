@@ -204,7 +204,7 @@ fn shared_with<'a>(work: &Pass<'a>, ordinal: u32, id: &DeviceId) -> Option<&'a s
 
 /// Required properties of a recorded device: a host name and a tag of the config, the group or the record.
 fn expected_record(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica, record: &DeviceRecord) -> ExpectedDevice {
-    let tags = requested_tags(work).into_iter().chain(record.tags.iter().cloned()).collect();
+    let tags = admitted_tags(work).into_iter().chain(record.tags.iter().cloned()).collect();
     ExpectedDevice { hostnames: hostnames(work, ordinal, replica), tags, binding: Binding::Recorded }
 }
 
@@ -222,7 +222,7 @@ fn expected_claim(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> E
     let is_adopted = mint.is_none() && replica.config.as_ref().is_some_and(|config| config.hostname().is_some());
     let hostnames = hostnames.take(if is_adopted { 1 } else { usize::MAX });
     let binding = mint.map_or(Binding::Adopted, |mint| Binding::Minted(mint.clone()));
-    ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: requested_tags(work), binding }
+    ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: admitted_tags(work), binding }
 }
 
 /// Host names of a replica: in its config, and as requested now.
@@ -231,8 +231,8 @@ fn hostnames(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> Vec<St
     written.map(str::to_owned).into_iter().chain(work.spec.map(|spec| spec.hostname(ordinal))).collect()
 }
 
-fn requested_tags(work: &Pass<'_>) -> Vec<String> {
-    work.spec.map(|spec| spec.tags(&work.observed.settings)).unwrap_or_default().to_vec()
+fn admitted_tags(work: &Pass<'_>) -> Vec<String> {
+    work.spec.map(|spec| spec.admitted.or_default(&work.observed.settings).as_slice().to_vec()).unwrap_or_default()
 }
 
 /// Login server of the control plane.

@@ -118,12 +118,12 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
         return;
     }
     let replaces = claimed_device(work, ordinal, replica).filter(|_| reissue);
-    let tags = shape.spec.tags(shape.settings).to_vec();
+    let tags = shape.spec.admitted.or_default(shape.settings);
     // A replica that had a device can request keys by writing its state Secret: count them.
     let reissue = reissue || recorded.is_some();
     let previous = recorded.map(|record| record.id.clone()).or_else(|| secret.mint.as_ref()?.previous.clone());
     let draft = draft(work, shape, ReplicaSecret { device: None, deleted: None, ..secret });
-    let draft = Box::new(ConfigDraft { tags: tags.clone(), previous, ..draft });
+    let draft = Box::new(ConfigDraft { tags: tags.as_slice().to_vec(), previous, ..draft });
     work.plan.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
 }
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::api::proxygroup::{Tailyard, Tenant};
+use crate::model::controller::workload::admitted_tags::AdmittedTags;
 use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::settings::GroupSettings;
 
@@ -11,8 +12,10 @@ use crate::model::controller::workload::settings::GroupSettings;
 pub struct WorkloadSpec<'a> {
     pub role: Role,
     pub replicas: u32,
-    /// Tags of the devices; the default ones if empty.
+    /// Requested tags of the devices; the default ones if empty.
     pub tags: Cow<'a, [String]>,
+    /// Tags of new auth keys; the default ones if empty.
+    pub admitted: AdmittedTags,
     pub hostname: HostnamePattern<'a>,
     /// Host name of the only device while another workload has the requested one.
     pub temporary_hostname: Option<String>,
@@ -40,6 +43,7 @@ pub enum HostnamePattern<'a> {
 }
 
 impl WorkloadSpec<'_> {
+    /// Requested tags: of a standalone object perhaps not permitted.
     pub fn tags<'b>(&'b self, settings: &'b GroupSettings) -> &'b [String] {
         if self.tags.is_empty() { &settings.tags } else { &self.tags }
     }

@@ -7,11 +7,11 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress::claims::name_conflict;
 use crate::model::controller::key::WorkloadKey;
-use crate::model::controller::kinds::standalone::request::{extra_tags, had_tags};
 use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::annotations::{annotation, is_true};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
+use crate::model::controller::workload::admitted_tags::{extra_tags, had_tags};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::observed::{Observed, name_winner};
@@ -63,7 +63,7 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
         return Admission::Undecided;
     }
     let tenancy = Tenancy::of(spec.tenants, observed.settings.tenancy, &observed.namespaces);
-    let tags = extra_tags(metadata, &observed.settings, &had_tags(observed, metadata));
+    let tags = extra_tags(metadata, &observed.settings, had_tags(observed));
     let label = parent.label();
     let funnel = requests_funnel(parent);
     let scope = TenancyScope::Standalone;

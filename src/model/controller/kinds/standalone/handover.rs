@@ -90,6 +90,13 @@ pub(crate) fn is_withheld(observed: &Observed, parent: Parent<'_>) -> bool {
         }
 }
 
+/// Whether the proxy of an object has its name, perhaps with the suffix: by its config Secret, which no Pod writes.
+pub(crate) fn has_name(observed: &Observed, parent: Parent<'_>) -> bool {
+    let label = parent.label();
+    let config = observed.replicas.get(&0).and_then(|proxy| proxy.config.as_ref());
+    config.is_some_and(|config| config.names().any(|name| name == label || is_temporary(&name, &label)))
+}
+
 /// Host name for the device of an object's proxy while a group has or gets the requested one.
 pub(crate) fn temporary_hostname(observed: &Observed, parent: Parent<'_>) -> Option<String> {
     is_withheld(observed, parent).then(|| temporary(&parent.label()))

@@ -17,7 +17,8 @@ use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::annotations::{annotation, dns_label};
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::{Parent, directions, service_label};
-use crate::model::controller::policy::tenancy::{DefaultTenancy, restricted_tags};
+use crate::model::controller::policy::tenancy::DefaultTenancy;
+use crate::model::controller::workload::admitted_tags::{AdmittedTags, extra_tags};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::role::Role;
@@ -40,6 +41,7 @@ pub(crate) fn spec<'a>(observed: &'a Observed, parent: Parent<'a>) -> WorkloadSp
         role,
         replicas: 1,
         tags: Cow::Owned(requests::tags(metadata)),
+        admitted: AdmittedTags::of_object(observed, metadata),
         hostname: HostnamePattern::Single(parent.label()),
         temporary_hostname: handover::temporary_hostname(observed, parent),
         tailnet: None,
@@ -84,23 +86,6 @@ pub(crate) fn ingress(ingress: &Ingress, shape: &RenderContext<'_>, had: &[Strin
         )
     });
     long.or_else(|| foreign_tags(metadata, shape.settings, had)).map_or(Ok(()), |wrong| Err((reason::PROXY_INVALID, wrong)))
-}
-
-/// Tags that the device of an object has already. One that joined before Tailyard managed its replica, and is not recorded yet, has the
-/// requested ones: it is adopted with exactly these only.
-pub(crate) fn had_tags(observed: &Observed, metadata: &ObjectMeta) -> Vec<String> {
-    let Some(replica) = observed.replicas.get(&0) else { return Vec::new() };
-    let is_former = || replica.has_device() && replica.config.as_ref().is_none_or(|config| config.mint.is_none());
-    match replica.device() {
-        Some(record) => record.tags.clone(),
-        None if is_former() => requests::tags(metadata),
-        None => Vec::new(),
-    }
-}
-
-/// Requested tags besides the default ones, those that the device has, and the permitted ones. Tenants permit tags by namespace.
-pub(crate) fn extra_tags(metadata: &ObjectMeta, settings: &GroupSettings, had: &[String]) -> Vec<String> {
-    restricted_tags(requests::tags(metadata), &[&settings.tags, had], &settings.standalone_tenants, &settings.permitted_tags)
 }
 
 /// Fault of tags that only administrators may permit.

@@ -91,7 +91,7 @@ impl Cluster {
                 if let Some(device) = replaces {
                     delete_device(&mut self.devices, device);
                 }
-                self.minted.push(MintedKey { of: key.to_owned(), tags: tags.clone() });
+                self.minted.push(MintedKey { of: key.to_owned(), tags: tags.as_slice().to_vec() });
                 let number = self.minted.len();
                 let manifest = draft.with_key(&KeyId::parse(&format!("k{number}")).expect("an ID"), &format!("tskey-{number}"), self.now);
                 self.apply(key, &manifest);

@@ -114,7 +114,8 @@ fn fault(scene: &Scene, (key, attacker): (&str, &str), before: &GroupPlan, after
             return Some(format!("the plan of {key} changes {object} of {foreign}"));
         }
     }
-    let tags = |action: &ControlAction| if let ControlAction::MintKey { tags, .. } = action { tags.clone() } else { Vec::new() };
+    let tags =
+        |action: &ControlAction| if let ControlAction::MintKey { tags, .. } = action { tags.as_slice().to_vec() } else { Vec::new() };
     let is_foreign = key != HR && after.control.iter().flat_map(tags).any(|tag| tag == "tag:hr");
     is_foreign.then(|| format!("the plan of {key} mints a key with the tags of {HR}"))
 }

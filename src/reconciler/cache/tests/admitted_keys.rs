@@ -1,0 +1,110 @@
+//! Auth keys, adopted devices and the ends of both follow from records and permissions, not from what a Pod and a tenant write together.
+
+use super::cluster::{Cluster, NS, device_id, encoded};
+use super::*;
+use crate::api::names;
+use crate::model::controller::policy::tenancy::DefaultTenancy;
+
+fn service(namespace: &str, name: &str, annotations: Value) -> Value {
+    let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.9", "ports": ports});
+    json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec})
+}
+
+fn ingress(cluster: &mut Cluster, namespace: &str, name: &str, host: &str, group: Option<&str>) {
+    let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
+    let spec = json!({"ingressClassName": "tailscale", "tls": [{"hosts": [host]}], "defaultBackend": backend});
+    let annotations = group.map_or(json!({}), |group| json!({"tailscale.com/proxy-group": group}));
+    cluster.put("Ingress", json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec}));
+}
+
+fn backends(cluster: &mut Cluster) {
+    for namespace in ["victim", "t"] {
+        let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+        let spec = json!({"clusterIP": "10.96.0.10", "ports": ports});
+        cluster.put("Service", json!({"metadata": {"name": "web", "namespace": namespace}, "spec": spec}));
+    }
+}
+
+/// T names a group that does not exist, sets the finalizer of groups and tags that no administrator permits; its proxy requests a key.
+#[test]
+fn proxy_that_waits_for_a_group_gets_no_key_with_tags_that_are_not_permitted() {
+    for kind in ["Service", "Ingress"] {
+        let mut cluster = Cluster::new();
+        cluster.settings_mut().tenancy = DefaultTenancy::Bounded;
+        backends(&mut cluster);
+        let (key, finalizer) = if kind == "Service" {
+            cluster.put("Service", service("t", "evil", json!({})));
+            ("t/evil", names::SERVICE_FINALIZER)
+        } else {
+            ingress(&mut cluster, "t", "evil", "t-evil", None);
+            ("ingress/t/evil", names::INGRESS_FINALIZER)
+        };
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        let workload = cluster.observe(&cluster.cache, key).workload;
+        let annotations = json!({names::TAGS: "tag:prod"});
+        cluster.patch(kind, "t", "evil", &json!({"metadata": {"annotations": annotations}}));
+        let before = cluster.minted.len();
+        let reissue = json!({"data": {"reissue_authkey": encoded("")}});
+        cluster.patch("Secret", NS, &format!("{workload}-0"), &reissue);
+        cluster.rounds(3);
+        let keys = |cluster: &Cluster| cluster.minted[before..].iter().flat_map(|key| key.tags.clone()).collect::<BTreeSet<_>>();
+        assert!(!keys(&cluster).contains("tag:prod"), "{kind}: refused while it has its own proxy");
+        // The pass over the missing group removes the finalizer: T sets it again, and one of the two orders is enough.
+        for _ in 0..3 {
+            let metadata = json!({"annotations": {names::PROXY_GROUP: "missing"}, "finalizers": [names::FINALIZER, finalizer]});
+            cluster.patch(kind, "t", "evil", &json!({"metadata": metadata}));
+            cluster.patch("Secret", NS, &format!("{workload}-0"), &reissue);
+            cluster.pass(key);
+            cluster.round();
+        }
+        assert!(!keys(&cluster).contains("tag:prod"), "{kind}: {:?}", &cluster.minted[before..]);
+    }
+}
+
+/// A replica of a workload that was taken over and has no record yet claims a device that does not exist.
+#[test]
+fn claim_of_a_device_that_does_not_exist_permits_no_tags() {
+    let mut cluster = Cluster::new();
+    cluster.settings_mut().tenancy = DefaultTenancy::Bounded;
+    cluster.put("Service", service("t", "evil", json!({})));
+    cluster.take_over(("t", "evil"), "ts-evil-abcde");
+    let state = "ts-evil-abcde-0";
+    cluster.patch("Secret", NS, state, &json!({"data": {"device_id": encoded("nX")}}));
+    cluster.patch("Service", "t", "evil", &json!({"metadata": {"annotations": {names::TAGS: "tag:prod"}}}));
+    for _ in 0..5 {
+        cluster.patch("Secret", NS, state, &json!({"data": {"device_id": encoded("nX"), "reissue_authkey": encoded("")}}));
+        cluster.pass("t/evil");
+        cluster.wait(60);
+    }
+    let tags: BTreeSet<_> = cluster.minted.iter().flat_map(|key| key.tags.clone()).collect();
+    assert!(!tags.contains("tag:prod"), "{:?} {:?}", cluster.minted, cluster.conditions("t", "evil"));
+}
+
+/// The first pass over a proxy of the Tailscale operator: T names host and tags of a device that is no proxy, and its Pod claims that device.
+#[test]
+fn device_with_tags_that_are_not_permitted_is_not_adopted() {
+    let mut cluster = Cluster::new();
+    cluster.settings_mut().tenancy = DefaultTenancy::Bounded;
+    cluster.put("Service", service("t", "evil", json!({names::HOSTNAME: "router", names::TAGS: "tag:infra"})));
+    cluster.take_over(("t", "evil"), "ts-evil-abcde");
+    let router = device_id("router");
+    let created = cluster.time();
+    let mut device = crate::model::controller::kinds::tests::simulation::joined(&router, 200, vec!["tag:infra".to_owned()], created);
+    device.hostname = "router".to_owned();
+    cluster.devices.insert(router.clone(), device);
+    cluster.patch("Secret", NS, "ts-evil-abcde-0", &json!({"data": {"device_id": encoded(router.as_str())}}));
+    for _ in 0..5 {
+        cluster.pass("t/evil");
+        cluster.wait(30);
+    }
+    let config = cluster.object("Secret", NS, "ts-evil-abcde-0-config");
+    let record = config.map(|config| config["metadata"]["annotations"][names::DEVICE].clone()).unwrap_or_default();
+    let time = cluster.time().to_string();
+    cluster.patch("Service", "t", "evil", &json!({"metadata": {"deletionTimestamp": time}}));
+    for _ in 0..10 {
+        cluster.pass("t/evil");
+        cluster.wait(30);
+    }
+    assert!(cluster.devices.contains_key(&router), "deleted; the record was {record}");
+}
