@@ -241,21 +241,22 @@ impl ControlPlanes {
         }
     }
 
-    /// Creates an auth key for a replica, after deleting the device that it replaces. The request counts against the workload's rate.
+    /// Creates an auth key for a replica, after deleting the device and the key that it replaces. The request counts against the workload's rate.
     pub async fn mint_key(
         &self,
         tailnet: Option<&str>,
         tags: &[String],
         note: &str,
         (limit, reissue): (RequestLimit<'_>, bool),
-        replaces: Option<&ClaimedDevice>,
+        (device, former): (Option<&ClaimedDevice>, Option<&KeyId>),
     ) -> Result<AuthKey, Denied> {
         let client = self.plane(tailnet)?;
         self.count(limit, if reissue { LimitedRequest::ReplacementKey } else { LimitedRequest::FirstKey }, None)?;
-        if let Some(device) = replaces
-            && let Err(error) = self.delete_device(tailnet, device).await
-        {
-            tracing::warn!(reason = error.reason(), device = %device.id, "cannot delete the replaced device: {error}");
+        if let Some(device) = device {
+            replaced(self.delete_device(tailnet, device).await)?;
+        }
+        if let Some(key) = former {
+            replaced(self.revoke_key(tailnet, key).await)?;
         }
         Ok(client.mint_key(tags, note).await?)
     }
@@ -323,6 +324,18 @@ impl ControlPlanes {
 
     fn planes(&self) -> MutexGuard<'_, BTreeMap<Option<String>, GroupControlPlane>> {
         self.planes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The deletion of what a new auth key replaces. The key waits for one that may succeed later, and for a device that is not the replica's; not
+/// for a permission that the credentials lack.
+fn replaced(deleted: Result<(), Denied>) -> Result<(), Denied> {
+    match deleted {
+        Err(Denied::Refused(error)) if !error.passes() && !matches!(error, ControlError::Mismatch { .. }) => {
+            tracing::warn!(reason = error.reason(), "cannot delete what a new auth key replaces: {error}");
+            Ok(())
+        }
+        other => other,
     }
 }
 

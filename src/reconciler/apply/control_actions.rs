@@ -100,10 +100,10 @@ impl Applier {
                 self.delete_record(self.report_orphan(observed, deleted).await, then).await
             }
             ControlAction::RevokeKey { id, then, .. } => self.delete_record(self.controls.revoke_key(tailnet, &id).await, then).await,
-            ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
+            ControlAction::MintKey { ordinal, tags, draft, reissue, replaces, revokes } => {
                 let replica = names::replica(&observed.workload, ordinal);
                 let note = format!("tailyard {replica}");
-                let mint = self.controls.mint_key(tailnet, tags.as_slice(), &note, (limit, reissue), replaces.as_ref());
+                let mint = self.controls.mint_key(tailnet, tags.as_slice(), &note, (limit, reissue), (replaces.as_ref(), revokes.as_ref()));
                 match self.controls.with_hostname(tailnet, (draft.hostname(), &replica), mint).await {
                     Ok(key) => {
                         let created = key.created.unwrap_or_else(|| Timestamp::now() - CLOCK_SKEW).as_second();

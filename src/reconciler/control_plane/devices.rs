@@ -296,7 +296,7 @@ mod tests {
                 if second % 5 == 0 {
                     let evil = ("in-1", "ts-evil-0");
                     if is_denied {
-                        let mint = controls.mint_key(None, &[], "", (RequestLimit { key: &key, replicas: 1 }, false), None);
+                        let mint = controls.mint_key(None, &[], "", (RequestLimit { key: &key, replicas: 1 }, false), (None, None));
                         assert!(controls.with_hostname(None, evil, mint).await.is_err(), "no control plane");
                     } else {
                         drop(controls.with_hostname(None, evil, async { Ok(()) }).await);

@@ -78,6 +78,8 @@ pub enum ControlAction {
         reissue: bool,
         /// Device that the new one replaces: deleted first, within the same rate.
         replaces: Option<ClaimedDevice>,
+        /// Last key of the replica, which may be unused: revoked first, within the same rate.
+        revokes: Option<KeyId>,
     },
     /// Read and verify the device that a replica claims, then record it with [`ConfigDraft::with_device`] if the record changes.
     RecordDevice {

@@ -1,7 +1,7 @@
 //! Auth keys of replicas: create, keep, replace or remove.
 //!
-//! A key is for one login. It is created as late as the replica's image allows and removed from the config once the replica has a device.
-//! A replica reports the key that failed; it gets another exactly once, because the key in its config then differs from the reported
+//! A key is for one login. It is created as late as the replica's image allows and removed from the config once the device that joined with
+//! it is recorded: until then the config names a key that may be unused, to be revoked. A replica reports the key that failed; it gets another exactly once, because the key in its config then differs from the reported
 //! one.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct ReplicaLogin<'a> {
     /// Key that it reports as failed; empty if it had none.
     pub reissue: Option<&'a str>,
     pub device: bool,
+    /// Whether its device is recorded, or the key is another writer's, who revokes it.
+    pub is_settled: bool,
     /// Whether a first key is due: its Pod exists and reads its config live, or its image reads it only at start.
     pub due: bool,
 }
@@ -30,7 +32,7 @@ pub fn decide(login: &ReplicaLogin<'_>) -> KeyDecision {
     let key = login.key.unwrap_or_default();
     match (login.reissue, login.device) {
         (Some(failed), _) if key.is_empty() || failed == key => KeyDecision::Reissue,
-        (None, true) if !key.is_empty() => KeyDecision::Drop,
+        (None, true) if !key.is_empty() && login.is_settled => KeyDecision::Drop,
         (None, false) if key.is_empty() && login.due => KeyDecision::Mint,
         _ => KeyDecision::Keep,
     }
@@ -60,16 +62,18 @@ mod tests {
             ("", None, true, true, Keep),
         ];
         for (key, reissue, device, due, wanted) in table {
-            let login = ReplicaLogin { key: Some(key), reissue, device, due };
+            let login = ReplicaLogin { key: Some(key), reissue, device, is_settled: true, due };
             assert_eq!(decide(&login), wanted, "{login:?}");
         }
+        let claimed = ReplicaLogin { key: Some("K"), reissue: None, device: true, is_settled: false, due: true };
+        assert_eq!(decide(&claimed), Keep, "the key may be unused");
     }
 
     #[test]
     fn replaced_auth_key_is_not_minted_twice() {
         for reissue in [None, Some(""), Some("old")] {
             for device in [false, true] {
-                let login = ReplicaLogin { key: Some("new"), reissue, device, due: true };
+                let login = ReplicaLogin { key: Some("new"), reissue, device, is_settled: true, due: true };
                 assert!(!matches!(decide(&login), KeyDecision::Mint | KeyDecision::Reissue), "{login:?}");
             }
         }

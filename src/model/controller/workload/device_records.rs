@@ -202,10 +202,12 @@ fn shared_with<'a>(work: &Pass<'a>, ordinal: u32, id: &DeviceId) -> Option<&'a s
     work.observed.devices.index.recorded_elsewhere(server, id, &config)
 }
 
-/// Required properties of a recorded device: a host name and a tag of the config, the group or the record.
+/// Required properties of a recorded device: a tag of the config, the group or the record; a host name only where the record may be older than
+/// that check.
 fn expected_record(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica, record: &DeviceRecord) -> ExpectedDevice {
     let tags = admitted_tags(work).into_iter().chain(record.tags.iter().cloned()).collect();
-    ExpectedDevice { hostnames: hostnames(work, ordinal, replica), tags, binding: Binding::Recorded }
+    let binding = if record.addresses.is_empty() { Binding::RecordedByName } else { Binding::Recorded };
+    ExpectedDevice { hostnames: hostnames(work, ordinal, replica), tags, binding }
 }
 
 /// Required properties of a device without a record: that it joined with the replica's key, or existed before there was one. A host name

@@ -188,9 +188,11 @@ pub struct ExpectedDevice {
 /// Evidence that binds a device to a replica.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Binding {
-    /// Recorded after an earlier check: a host name and one tag suffice before it is changed.
+    /// Recorded after an earlier check: its ID and one tag suffice before it is changed. Its Pod may change the host name.
     #[default]
     Recorded,
+    /// Recorded by a former version, without addresses: a host name is required too.
+    RecordedByName,
     /// Recorded, and only read again: nothing is required. An administrator may change its tags.
     Reread,
     /// It joined with the key that was created for the replica: exactly these tags.
@@ -226,7 +228,8 @@ impl ExpectedDevice {
         if self.binding == Binding::Reread {
             return Ok(());
         }
-        if !self.hostnames.iter().any(|hostname| hostname.eq_ignore_ascii_case(&device.hostname)) {
+        let has_hostname = || self.hostnames.iter().any(|hostname| hostname.eq_ignore_ascii_case(&device.hostname));
+        if self.binding != Binding::Recorded && !has_hostname() {
             return Err(Mismatch::Hostname);
         }
         let exactly = |tags: &[String]| tags.iter().collect::<BTreeSet<_>>() == device.tags.iter().collect();
@@ -349,7 +352,7 @@ mod tests {
 
     #[test]
     fn device_needs_a_host_name_and_a_tag_of_the_replica() {
-        let expected = expected(Binding::Recorded);
+        let expected = expected(Binding::RecordedByName);
         for (hostname, tags, result) in [
             ("pg-0", &["tag:k8s", "tag:b"][..], Ok(())),
             ("NEW-0", &["tag:k8s"], Ok(())),
@@ -361,7 +364,10 @@ mod tests {
             assert_eq!(expected.check(&id("n1"), &device(hostname, tags)), result, "{hostname} {tags:?}");
         }
         let nothing = ExpectedDevice::default();
-        assert_eq!(nothing.check(&id("n1"), &device("", &[])), Err(Mismatch::Hostname), "nothing expected matches nothing");
+        assert_eq!(nothing.check(&id("n1"), &device("", &[])), Err(Mismatch::Tags), "nothing expected matches nothing");
+        let recorded = ExpectedDevice { binding: Binding::Recorded, ..expected.clone() };
+        assert_eq!(recorded.check(&id("n1"), &device("renamed", &["tag:k8s"])), Ok(()), "its Pod may rename it");
+        assert_eq!(recorded.check(&id("n1"), &device("pg-0", &["tag:payroll"])), Err(Mismatch::Tags));
         let other = Device { id: "4711".into(), ..device("pg-0", &["tag:k8s"]) };
         assert_eq!(expected.check(&id("n1"), &other), Err(Mismatch::Id), "the answer is about a device of another ID");
     }

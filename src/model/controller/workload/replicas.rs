@@ -103,7 +103,8 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, ordinal, replica);
     // A Pod can remove its state Secret from the cache, not the record of its device.
     let device = replica.has_device() || (state.is_none() && recorded.is_some());
-    let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device, due };
+    let is_settled = recorded.is_some() || secret.mint.is_none();
+    let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device, is_settled, due };
     let id = config.and_then(|existing| existing.key_id.as_ref());
     let decision = decide(&login);
     if let KeyDecision::Keep | KeyDecision::Drop = decision {
@@ -124,7 +125,8 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let previous = recorded.map(|record| record.id.clone()).or_else(|| secret.mint.as_ref()?.previous.clone());
     let draft = draft(work, shape, ReplicaSecret { device: None, deleted: None, ..secret });
     let draft = Box::new(ConfigDraft { tags: tags.as_slice().to_vec(), previous, ..draft });
-    work.plan.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
+    let revokes = config.and_then(|config| config.unused_key(work.observed.now)).cloned();
+    work.plan.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces, revokes });
 }
 
 /// Addresses of the replicas of an egress group that do not leave; `None` for Pods that do not read them.
@@ -259,7 +261,7 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
     // A state Secret in deletion without config Secret names a device that was deleted.
     let device = if is_over { None } else { claimed_device(work, ordinal, replica) };
     device_records::report_shared(work, ordinal, replica);
-    let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
+    let key = replica.config.as_ref().and_then(|config| config.unused_key(work.observed.now)).cloned();
     let what = match (&device, &key) {
         (Some(device), _) => format!("device {}", device.id),
         (None, Some(id)) => format!("auth key {id}"),

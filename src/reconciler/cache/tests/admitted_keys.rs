@@ -4,6 +4,7 @@ use super::cluster::{Cluster, NS, device_id, encoded};
 use super::*;
 use crate::api::names;
 use crate::model::controller::policy::tenancy::DefaultTenancy;
+use crate::model::controller::workload::actions::ControlAction;
 
 fn service(namespace: &str, name: &str, annotations: Value) -> Value {
     let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
@@ -107,4 +108,105 @@ fn device_with_tags_that_are_not_permitted_is_not_adopted() {
         cluster.wait(30);
     }
     assert!(cluster.devices.contains_key(&router), "deleted; the record was {record}");
+}
+
+/// A proxy gives its device another host name before its workload ends, or before it requests another key.
+#[test]
+fn renamed_device_is_deleted_with_its_workload() {
+    renamed(true);
+}
+
+/// Otherwise each request would add a device to the tailnet.
+#[test]
+fn renamed_device_is_deleted_before_another_key_is_made() {
+    renamed(false);
+}
+
+fn renamed(ends: bool) {
+    {
+        let mut cluster = Cluster::new();
+        cluster.put("Service", service("t", "evil", json!({})));
+        assert!(cluster.settles());
+        let workload = cluster.observe(&cluster.cache, "t/evil").workload;
+        let id = device_id(&format!("{workload}-0"));
+        cluster.devices.get_mut(&id).expect("its device").hostname = "elsewhere".to_owned();
+        let minted = cluster.minted.len();
+        if ends {
+            let time = cluster.time().to_string();
+            cluster.patch("Service", "t", "evil", &json!({"metadata": {"deletionTimestamp": time}}));
+            for _ in 0..10 {
+                cluster.pass("t/evil");
+                if cluster.object("StatefulSet", NS, &workload).is_none() && cluster.object("Pod", NS, &format!("{workload}-0")).is_some() {
+                    cluster.delete_object("Pod", NS, &format!("{workload}-0"));
+                }
+                cluster.wait(30);
+            }
+            assert!(cluster.object("Secret", NS, &format!("{workload}-0-config")).is_none(), "the record is gone");
+        } else {
+            cluster.patch("Secret", NS, &format!("{workload}-0"), &json!({"data": {"reissue_authkey": encoded("")}}));
+            cluster.pass("t/evil");
+            assert!(cluster.minted.len() > minted, "another key");
+        }
+        assert!(!cluster.devices.contains_key(&id), "ends {ends}: the device stays in the tailnet: {:?}", cluster.devices);
+    }
+}
+
+/// A proxy gets a key, uses none, and claims some device: the key is taken out of its config, and works for an hour.
+#[test]
+fn key_that_was_not_used_is_revoked_before_its_record_goes() {
+    let mut cluster = Cluster::new();
+    cluster.put("Service", service("t", "evil", json!({})));
+    assert!(cluster.settles());
+    let workload = cluster.observe(&cluster.cache, "t/evil").workload;
+    let state = format!("{workload}-0");
+    cluster.patch("Secret", NS, &state, &json!({"data": {"reissue_authkey": encoded("")}}));
+    cluster.pass("t/evil");
+    let key = format!("tskey-{}", cluster.minted.len());
+    let text = |cluster: &Cluster| {
+        let config = cluster.object("Secret", NS, &format!("{state}-config"))?;
+        let bytes: k8s_openapi::ByteString = serde_json::from_value(config["data"][names::CONFIG_KEY].clone()).ok()?;
+        String::from_utf8(bytes.0).ok()
+    };
+    assert!(text(&cluster).expect("a config").contains(&key));
+    cluster.patch("Secret", NS, &state, &json!({"data": {"reissue_authkey": null, "device_id": encoded("nX")}}));
+    let mut revoked = false;
+    let mut pass = |cluster: &mut Cluster| {
+        revoked |= cluster.plan(&cluster.cache, "t/evil").control.iter().any(|action| matches!(action, ControlAction::RevokeKey { .. }));
+        cluster.pass("t/evil");
+        cluster.wait(30);
+    };
+    for _ in 0..3 {
+        pass(&mut cluster);
+    }
+    let is_dropped = text(&cluster).is_some_and(|config| !config.contains(&key));
+    let time = cluster.time().to_string();
+    cluster.patch("Service", "t", "evil", &json!({"metadata": {"deletionTimestamp": time}}));
+    for _ in 0..10 {
+        pass(&mut cluster);
+        if cluster.object("StatefulSet", NS, &workload).is_none() && cluster.object("Pod", NS, &state).is_some() {
+            cluster.delete_object("Pod", NS, &state);
+        }
+    }
+    let is_gone = cluster.object("Secret", NS, &format!("{state}-config")).is_none();
+    assert!(revoked || !is_dropped, "the key is dropped: {is_dropped}; the workload is gone: {is_gone}; no key was revoked");
+}
+
+/// A proxy does not use its key, reports it as failed, and gets another one.
+#[test]
+fn key_that_was_not_used_is_revoked_before_another_is_made() {
+    let mut cluster = Cluster::new();
+    cluster.put("Service", service("t", "evil", json!({})));
+    assert!(cluster.settles());
+    let state = format!("{}-0", cluster.observe(&cluster.cache, "t/evil").workload);
+    let mut revoked = Vec::new();
+    for failed in ["", "tskey-2", "tskey-3"] {
+        cluster.patch("Secret", NS, &state, &json!({"data": {"device_id": null, "reissue_authkey": encoded(failed)}}));
+        let plan = cluster.plan(&cluster.cache, "t/evil");
+        revoked.extend(plan.control.iter().filter_map(|action| match action {
+            ControlAction::MintKey { revokes, .. } => Some(revokes.as_ref().map(ToString::to_string)),
+            _ => None,
+        }));
+        cluster.pass("t/evil");
+    }
+    assert_eq!(revoked, [None, Some("k2".to_owned()), Some("k3".to_owned())], "the first key was used");
 }

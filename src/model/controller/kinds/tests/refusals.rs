@@ -67,6 +67,7 @@ fn late_denial_delays_group_deletion_for_five_minutes() {
 fn claims_of_other_devices_do_not_prolong_group_deletion() {
     let mut world = serving();
     deny(&mut world, "the end of the device of replica 1");
+    deny(&mut world, "auth key k2");
     world.delete_group("pg");
     let state = object(Kind::Secret, "pg-1");
     let config = object(Kind::Secret, "pg-1-config");

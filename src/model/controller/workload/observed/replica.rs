@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::targets::TargetRules;
@@ -225,6 +226,14 @@ impl ReplicaConfig {
             mint: self.mint.as_ref(),
             workload: None,
         }
+    }
+
+    /// ID of the last auth key that we created, while it is valid, unless the recorded device joined with it: its Pod may have it unused.
+    pub fn unused_key(&self, now: Timestamp) -> Option<&KeyId> {
+        let Some(mint) = &self.mint else { return self.key_id.as_ref().filter(|_| self.auth_key().is_some()) };
+        // A device that had a record before may have its key of that time.
+        let has_joined = self.device.as_ref().is_some_and(|record| mint.previous.as_ref() != Some(&record.id));
+        (!has_joined && now.as_second() <= mint.end()).then_some(&mint.id)
     }
 
     /// Its auth key; empty counts as none.

@@ -88,8 +88,8 @@ impl Cluster {
     fn control(&mut self, key: &str, action: &ControlAction) {
         match action {
             ControlAction::MintKey { draft, replaces, tags, .. } => {
-                if let Some(device) = replaces {
-                    delete_device(&mut self.devices, device);
+                if replaces.as_ref().is_some_and(|device| !delete_device(&mut self.devices, device)) {
+                    return;
                 }
                 self.minted.push(MintedKey { of: key.to_owned(), tags: tags.as_slice().to_vec() });
                 let number = self.minted.len();

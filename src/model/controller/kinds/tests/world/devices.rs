@@ -39,10 +39,13 @@ impl World {
         }
     }
 
-    pub(super) fn delete_device(&mut self, device: &ClaimedDevice) {
-        if simulation::delete_device(&mut self.devices, device) {
+    /// Deletes a device if it is as expected; returns whether it is gone.
+    pub(super) fn delete_device(&mut self, device: &ClaimedDevice) -> bool {
+        let is_gone = simulation::delete_device(&mut self.devices, device);
+        if is_gone {
             self.hosted.approved.remove(&device.id);
         }
+        is_gone
     }
 
     /// Records by config Secret.

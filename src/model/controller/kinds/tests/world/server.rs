@@ -39,15 +39,15 @@ impl World {
         self.delete(&made.delete);
         for action in &made.control.iter().filter(|action| !self.denied.contains_key(&action.what())).cloned().collect::<Vec<_>>() {
             match action {
-                ControlAction::MintKey { draft, replaces, .. } => {
-                    if let Some(device) = replaces {
-                        self.delete_device(device);
+                ControlAction::MintKey { draft, replaces, revokes, .. } => {
+                    if replaces.as_ref().is_some_and(|device| !self.delete_device(device)) {
+                        continue;
                     }
+                    self.keys.retain(|key| Some(key) != revokes.as_ref());
                     self.minted += 1;
-                    let key = format!("tskey-{}", self.minted);
                     let id = KeyId::parse(&format!("k{}", self.minted)).expect("an ID");
                     self.keys.insert(id.clone());
-                    self.apply(&draft.with_key(&id, &key, self.now));
+                    self.apply(&draft.with_key(&id, &format!("tskey-{}", self.minted), self.now));
                 }
                 ControlAction::ListServices { .. } => self.hosted.list(self.time()),
                 ControlAction::PublishService { desired: vip, recorded } => {
