@@ -131,7 +131,7 @@ fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
             return plan;
         }
     }
-    let target = match request::read(service, &pass.observed.settings, had_tags(pass.observed)) {
+    let target = match request::read(service, &pass.observed.settings, had_tags(pass.observed.replicas.get(&0))) {
         Ok(target) => target,
         Err(wrong) => {
             refuse(&mut plan, reason::PROXY_INVALID);
@@ -162,7 +162,8 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
         }
     }
     let Some((mut is_usable, mut shape)) = shape(&mut plan, Single::None) else { return plan };
-    let read = request::ingress(ingress, &shape, had_tags(pass.observed)).and_then(|()| device_site::plan_standalone(pass, &shape));
+    let read = request::ingress(ingress, &shape, had_tags(pass.observed.replicas.get(&0)))
+        .and_then(|()| device_site::plan_standalone(pass, &shape));
     let site = match read {
         Ok((site, part)) => {
             plan.add(part);

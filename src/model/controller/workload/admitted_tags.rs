@@ -2,11 +2,13 @@
 //!
 //! [`AdmittedTags`] are created here only, and every auth key needs some: a tag that an object merely requests is in no key.
 
+use std::sync::Arc;
+
+use imbl::OrdMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::model::controller::policy::requests;
-use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope, restricted_tags};
-use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::policy::tenancy::{Labels, Tenancy, TenancyScope, restricted_tags};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::settings::GroupSettings;
 
@@ -22,17 +24,20 @@ impl AdmittedTags {
 
     /// Those that a standalone object requests, if the tenancy permits them. Else those of its recorded device, else those of its last auth
     /// key. What its Pod claims decides nothing.
-    pub(crate) fn of_object(observed: &Observed, metadata: &ObjectMeta) -> Self {
-        let settings = &observed.settings;
-        let extra = extra_tags(metadata, settings, had_tags(observed));
-        let tenancy = Tenancy::of(&settings.standalone_tenants, settings.tenancy, &observed.namespaces);
+    pub(crate) fn of_object(
+        (settings, namespaces): (&GroupSettings, &OrdMap<String, Arc<Labels>>),
+        replica: Option<&ObservedReplica>,
+        metadata: &ObjectMeta,
+    ) -> Self {
+        let extra = extra_tags(metadata, settings, had_tags(replica));
+        let tenancy = Tenancy::of(&settings.standalone_tenants, settings.tenancy, namespaces);
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         let quota = tenancy.allowance(namespace, TenancyScope::Standalone);
         if quota.is_ok_and(|quota| quota.permits(&extra)) {
             return Self(requests::tags(metadata));
         }
-        let mint = || observed.replicas.get(&0)?.config.as_ref()?.mint.as_ref();
-        let had = Some(had_tags(observed)).filter(|had| !had.is_empty());
+        let mint = || replica?.config.as_ref()?.mint.as_ref();
+        let had = Some(had_tags(replica)).filter(|had| !had.is_empty());
         Self(had.or_else(|| Some(&mint()?.tags)).map(<[String]>::to_vec).unwrap_or_default())
     }
 
@@ -46,9 +51,9 @@ impl AdmittedTags {
     }
 }
 
-/// Tags that the recorded device of an object has.
-pub(crate) fn had_tags(observed: &Observed) -> &[String] {
-    observed.replicas.get(&0).and_then(ObservedReplica::device).map(|record| record.tags.as_slice()).unwrap_or_default()
+/// Tags that the recorded device of a replica has.
+pub(crate) fn had_tags(replica: Option<&ObservedReplica>) -> &[String] {
+    replica.and_then(ObservedReplica::device).map(|record| record.tags.as_slice()).unwrap_or_default()
 }
 
 /// Requested tags besides the default ones, those that the device has, and the permitted ones. Tenants permit tags by namespace.

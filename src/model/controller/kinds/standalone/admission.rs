@@ -63,7 +63,7 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
         return Admission::Undecided;
     }
     let tenancy = Tenancy::of(spec.tenants, observed.settings.tenancy, &observed.namespaces);
-    let tags = extra_tags(metadata, &observed.settings, had_tags(observed));
+    let tags = extra_tags(metadata, &observed.settings, had_tags(observed.replicas.get(&0)));
     let label = parent.label();
     let funnel = requests_funnel(parent);
     let scope = TenancyScope::Standalone;

@@ -41,7 +41,7 @@ pub(crate) fn spec<'a>(observed: &'a Observed, parent: Parent<'a>) -> WorkloadSp
         role,
         replicas: 1,
         tags: Cow::Owned(requests::tags(metadata)),
-        admitted: AdmittedTags::of_object(observed, metadata),
+        admitted: AdmittedTags::of_object((&observed.settings, &observed.namespaces), observed.replicas.get(&0), metadata),
         hostname: HostnamePattern::Single(parent.label()),
         temporary_hostname: handover::temporary_hostname(observed, parent),
         tailnet: None,
