@@ -124,7 +124,7 @@ fn objects_of_the_tailscale_operator_are_taken_over_and_handed_back() {
         assert!(!role.contains(r#""resources":["secrets"],"verbs":["list","watch"]"#), "no right to all Secrets: {role}");
         let secret = stage.here::<Secret>().get("g-0-config").await.expect("a Secret");
         let keys: Vec<_> = secret.data.iter().flatten().map(|(key, _)| key.as_str()).collect();
-        assert_eq!(keys, ["cap-106.hujson", "target-policy.json"], "what we do not write is gone");
+        assert_eq!(keys, ["cap-106.hujson", "siblings.json", "target-policy.json"], "what we do not write is gone");
         let state = stage.cluster.secret("g-0").await.0;
         assert_eq!(state.get("_machinekey").map(String::as_str), Some("theirs"), "what the replica wrote is its own");
         let config = stage.here::<ConfigMap>().get("g-egress-config").await.expect("a config");
