@@ -34,8 +34,9 @@ pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage
 /// The first process of the container is killed, and tailscaled with it; the Pod's network goes on.
 pub(crate) fn a_killed_container_passes_new_connections_to_its_sibling(stage: &Stage) {
     let cluster = &stage.cluster;
+    // The kubelet delays each further restart of the other replica, which other scenarios kill.
     let load = whole::load(cluster, "container", Some(&whole::free_node(cluster, "eg")), &[]);
-    let uid = pods::uid(cluster, NAMESPACE, "eg-1");
+    let uid = pods::uid(cluster, NAMESPACE, "eg-0");
     // The container's first process has the lowest number; the pause container's has another name.
     let first = pods::processes(&uid, Some("tailyard")).into_iter().min().expect("a first process");
     kill(Pid::from_raw(first), Signal::SIGKILL).expect("killed");
