@@ -21,8 +21,15 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Ok(service) = serde_json::from_slice::<VipService>(data) {
         let owner = ServiceOwner { id: "here".to_owned(), ..ServiceOwner::default() };
-        let answered =
-            DesiredVipService { name: "svc:a".to_owned(), group: "g".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
-        let _ = (verify_owner(Some(&service), &answered, &owner, false), release(Some(&service), &owner));
+        let answered = DesiredVipService {
+            name: "svc:a".to_owned(),
+            group: "g".to_owned(),
+            tags: Vec::new(),
+            ports: Vec::new(),
+            share: false,
+            adopt: true,
+            taken_by: [].into(),
+        };
+        let _ = (verify_owner(Some(&service), &answered, &owner, false), release(Some(&service), &owner, "g"));
     }
 });

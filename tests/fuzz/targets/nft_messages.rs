@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use tailyard::model::base::net::InterfaceName;
-use tailyard::model::firewall::nft::element::Set;
 use tailyard::model::firewall::nft::dump::{DumpedElements, drift, traffic};
+use tailyard::model::firewall::nft::element::Set;
 use tailyard::model::firewall::nft::wire::{Message, decode};
 use tailyard::model::firewall::ruleset::Ruleset;
 use tailyard::runtime::nfnetlink::messages;

@@ -54,7 +54,8 @@ fuzz_target!(|data: &[u8]| {
     let read = ReplicaState::read(&secret);
     assert!(read.overlaps.len() <= 64 && read.rejected_target.is_none_or(|text| text.chars().count() <= 500));
     let text = String::from_utf8_lossy(value);
-    let pod = json!({"metadata": {"annotations": {names::UNREACHABLE: text}}, "status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    let pod =
+        json!({"metadata": {"annotations": {names::UNREACHABLE: text}}, "status": {"conditions": [{"type": "Ready", "status": "False"}]}});
     let pod = serde_json::from_value(pod).expect("a Pod");
     let note = Reception::default().unreachable(&text, Instant::now());
     assert!(note.is_none() || (unreachable_note(&pod) == note && is_lost(&pod) && lost_message(&pod).is_some()));
