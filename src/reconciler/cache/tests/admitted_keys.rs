@@ -1,31 +1,10 @@
 //! Auth keys, adopted devices and the ends of both follow from records and permissions, not from what a Pod and a tenant write together.
 
-use super::cluster::{Cluster, NS, device_id, encoded};
+use super::cluster::{Cluster, NS, device_id, encoded, exposed_service};
 use super::*;
 use crate::api::names;
 use crate::model::controller::policy::tenancy::DefaultTenancy;
 use crate::model::controller::workload::actions::ControlAction;
-
-fn service(namespace: &str, name: &str, annotations: Value) -> Value {
-    let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
-    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.9", "ports": ports});
-    json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec})
-}
-
-fn ingress(cluster: &mut Cluster, namespace: &str, name: &str, host: &str, group: Option<&str>) {
-    let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
-    let spec = json!({"ingressClassName": "tailscale", "tls": [{"hosts": [host]}], "defaultBackend": backend});
-    let annotations = group.map_or(json!({}), |group| json!({"tailscale.com/proxy-group": group}));
-    cluster.put("Ingress", json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec}));
-}
-
-fn backends(cluster: &mut Cluster) {
-    for namespace in ["victim", "t"] {
-        let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
-        let spec = json!({"clusterIP": "10.96.0.10", "ports": ports});
-        cluster.put("Service", json!({"metadata": {"name": "web", "namespace": namespace}, "spec": spec}));
-    }
-}
 
 /// T names a group that does not exist, sets the finalizer of groups and tags that no administrator permits; its proxy requests a key.
 #[test]
@@ -33,12 +12,12 @@ fn proxy_that_waits_for_a_group_gets_no_key_with_tags_that_are_not_permitted() {
     for kind in ["Service", "Ingress"] {
         let mut cluster = Cluster::new();
         cluster.settings_mut().tenancy = DefaultTenancy::Bounded;
-        backends(&mut cluster);
+        cluster.put_backends(&["victim", "t"]);
         let (key, finalizer) = if kind == "Service" {
-            cluster.put("Service", service("t", "evil", json!({})));
+            cluster.put("Service", exposed_service("t", "evil", json!({})));
             ("t/evil", names::SERVICE_FINALIZER)
         } else {
-            ingress(&mut cluster, "t", "evil", "t-evil", None);
+            cluster.put_ingress("t", "evil", "t-evil", None);
             ("ingress/t/evil", names::INGRESS_FINALIZER)
         };
         assert!(cluster.settles(), "{:?}", cluster.events);
@@ -68,7 +47,7 @@ fn proxy_that_waits_for_a_group_gets_no_key_with_tags_that_are_not_permitted() {
 fn claim_of_a_device_that_does_not_exist_permits_no_tags() {
     let mut cluster = Cluster::new();
     cluster.settings_mut().tenancy = DefaultTenancy::Bounded;
-    cluster.put("Service", service("t", "evil", json!({})));
+    cluster.put("Service", exposed_service("t", "evil", json!({})));
     cluster.take_over(("t", "evil"), "ts-evil-abcde");
     let state = "ts-evil-abcde-0";
     cluster.patch("Secret", NS, state, &json!({"data": {"device_id": encoded("nX")}}));
@@ -87,7 +66,7 @@ fn claim_of_a_device_that_does_not_exist_permits_no_tags() {
 fn device_with_tags_that_are_not_permitted_is_not_adopted() {
     let mut cluster = Cluster::new();
     cluster.settings_mut().tenancy = DefaultTenancy::Bounded;
-    cluster.put("Service", service("t", "evil", json!({names::HOSTNAME: "router", names::TAGS: "tag:infra"})));
+    cluster.put("Service", exposed_service("t", "evil", json!({names::HOSTNAME: "router", names::TAGS: "tag:infra"})));
     cluster.take_over(("t", "evil"), "ts-evil-abcde");
     let router = device_id("router");
     let created = cluster.time();
@@ -125,7 +104,7 @@ fn renamed_device_is_deleted_before_another_key_is_made() {
 fn renamed(ends: bool) {
     {
         let mut cluster = Cluster::new();
-        cluster.put("Service", service("t", "evil", json!({})));
+        cluster.put("Service", exposed_service("t", "evil", json!({})));
         assert!(cluster.settles());
         let workload = cluster.observe(&cluster.cache, "t/evil").workload;
         let id = device_id(&format!("{workload}-0"));
@@ -155,7 +134,7 @@ fn renamed(ends: bool) {
 #[test]
 fn key_that_was_not_used_is_revoked_before_its_record_goes() {
     let mut cluster = Cluster::new();
-    cluster.put("Service", service("t", "evil", json!({})));
+    cluster.put("Service", exposed_service("t", "evil", json!({})));
     assert!(cluster.settles());
     let workload = cluster.observe(&cluster.cache, "t/evil").workload;
     let state = format!("{workload}-0");
@@ -195,7 +174,7 @@ fn key_that_was_not_used_is_revoked_before_its_record_goes() {
 #[test]
 fn key_that_was_not_used_is_revoked_before_another_is_made() {
     let mut cluster = Cluster::new();
-    cluster.put("Service", service("t", "evil", json!({})));
+    cluster.put("Service", exposed_service("t", "evil", json!({})));
     assert!(cluster.settles());
     let state = format!("{}-0", cluster.observe(&cluster.cache, "t/evil").workload);
     let mut revoked = Vec::new();

@@ -160,6 +160,22 @@ impl Cluster {
         cache
     }
 
+    /// Creates an Ingress of our class for a host, with a backend of [`Self::put_backends`].
+    pub(super) fn put_ingress(&mut self, namespace: &str, name: &str, host: &str, group: Option<&str>) {
+        let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
+        let spec = json!({"ingressClassName": "tailscale", "tls": [{"hosts": [host]}], "defaultBackend": backend});
+        let annotations = group.map_or(json!({}), |group| json!({names::PROXY_GROUP: group}));
+        self.put("Ingress", json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec}));
+    }
+
+    /// Creates a Service `web` in each namespace.
+    pub(super) fn put_backends(&mut self, namespaces: &[&str]) {
+        for namespace in namespaces {
+            let spec = json!({"clusterIP": "10.96.0.10", "ports": [{"name": "web", "port": 80, "protocol": "TCP"}]});
+            self.put("Service", json!({"metadata": {"name": "web", "namespace": namespace}, "spec": spec}));
+        }
+    }
+
     /// Permits standalone proxies in all namespaces, also beside a group with tenants.
     pub(super) fn permit_standalone(&mut self) {
         self.settings_mut().standalone_tenants = Arc::new(parse(r#"[{"namespaceSelector": {}}]"#).expect("tenants"));
@@ -302,6 +318,13 @@ impl Simulation for Cluster {
     fn wait(&mut self, seconds: i64) {
         self.now += seconds;
     }
+}
+
+/// A Service that is published in the tailnet.
+pub(super) fn exposed_service(namespace: &str, name: &str, annotations: Value) -> Value {
+    let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.9", "ports": ports});
+    json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec})
 }
 
 fn empty(watches: &[InformerWatch]) -> ClusterCache {

@@ -1,30 +1,9 @@
 //! Names, certificates and devices of groups in several tailnets, and names that several objects or groups compute.
 
-use super::cluster::{Cluster, NS, encoded};
+use super::cluster::{Cluster, NS, encoded, exposed_service};
 use super::*;
 use crate::api::names;
 use crate::model::controller::workload::objects::services::egress_config;
-
-fn exposed(namespace: &str, name: &str, annotations: Value) -> Value {
-    let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
-    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.9", "ports": ports});
-    json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec})
-}
-
-fn ingress(cluster: &mut Cluster, namespace: &str, name: &str, host: &str, group: Option<&str>) {
-    let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
-    let spec = json!({"ingressClassName": "tailscale", "tls": [{"hosts": [host]}], "defaultBackend": backend});
-    let annotations = group.map_or(json!({}), |group| json!({"tailscale.com/proxy-group": group}));
-    cluster.put("Ingress", json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec}));
-}
-
-fn backends(cluster: &mut Cluster) {
-    for namespace in ["first", "second"] {
-        let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
-        let spec = json!({"clusterIP": "10.96.0.10", "ports": ports});
-        cluster.put("Service", json!({"metadata": {"name": "web", "namespace": namespace}, "spec": spec}));
-    }
-}
 
 fn uid(cluster: &Cluster, name: &str) -> Option<String> {
     cluster.object("Secret", NS, name).map(|secret| secret["metadata"]["uid"].as_str().unwrap_or_default().to_owned())
@@ -34,16 +13,16 @@ fn uid(cluster: &Cluster, name: &str) -> Option<String> {
 #[test]
 fn withdrawn_name_deletes_no_certificate_of_a_group_of_another_tailnet() {
     let mut cluster = Cluster::new();
-    backends(&mut cluster);
+    cluster.put_backends(&["first", "second"]);
     cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
     cluster.put("ProxyGroup", json!({"metadata": {"name": "far"}, "spec": {"type": "ingress", "replicas": 1, "tailnet": "t2"}}));
-    ingress(&mut cluster, "first", "zap", "zap", Some("far"));
+    cluster.put_ingress("first", "zap", "zap", Some("far"));
     let labels = json!({names::MANAGED: "true", names::PARENT_TYPE: names::PARENT_INGRESS, names::PARENT: "zap", names::PARENT_NAMESPACE: "first",
         names::PROXY_GROUP: "far", names::SECRET_TYPE: "certs"});
     let data = json!({"tls.crt": encoded("a chain"), "tls.key": encoded("a key")});
     cluster.put("Secret", json!({"metadata": {"name": "zap.tail9999.ts.net", "namespace": NS, "labels": labels}, "data": data}));
     let before = uid(&cluster, "zap.tail9999.ts.net");
-    ingress(&mut cluster, "second", "later", "zap", Some("in"));
+    cluster.put_ingress("second", "later", "zap", Some("in"));
     for _ in 0..10 {
         cluster.pass("in");
         cluster.live();
@@ -67,10 +46,10 @@ fn withdrawn_name_deletes_no_certificate_of_a_group_of_another_tailnet() {
 #[test]
 fn no_group_has_the_shared_accounts_as_its_own() {
     let mut cluster = Cluster::new();
-    backends(&mut cluster);
+    cluster.put_backends(&["first", "second"]);
     cluster.put("ProxyGroup", json!({"metadata": {"name": "tailscale"}, "spec": {"type": "ingress", "replicas": 1}}));
     cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
-    ingress(&mut cluster, "first", "shop", "shop", None);
+    cluster.put_ingress("first", "shop", "shop", None);
     cluster.rounds(20);
     let writes = |cluster: &Cluster, group: &str| {
         cluster.object("Role", NS, group).map(|role| Cluster::role_secrets(role, "patch").contains(names::ACCOUNTS))
@@ -99,13 +78,13 @@ fn existing_group_with_the_name_of_the_shared_accounts_runs_without_them() {
 #[test]
 fn group_of_another_tailnet_object_takes_no_name_of_the_same_tailnet() {
     let mut cluster = Cluster::new();
-    backends(&mut cluster);
+    cluster.put_backends(&["first", "second"]);
     cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
     cluster.put("ProxyGroup", json!({"metadata": {"name": "in2"}, "spec": {"type": "ingress", "replicas": 1, "tailnet": "t2"}}));
-    ingress(&mut cluster, "first", "shop", "shop", Some("in"));
+    cluster.put_ingress("first", "shop", "shop", Some("in"));
     assert!(cluster.settles(), "{:?}", cluster.events);
     let before = cluster.vips["svc:shop"].clone();
-    ingress(&mut cluster, "second", "later", "shop", Some("in2"));
+    cluster.put_ingress("second", "later", "shop", Some("in2"));
     for _ in 0..20 {
         cluster.pass("in2");
         cluster.live();
@@ -184,7 +163,7 @@ fn hashed_name_in_the_egress_config_is_no_other_services_name() {
 #[test]
 fn key_of_a_proxy_in_another_tailnet_delays_no_replica() {
     let mut cluster = Cluster::new();
-    cluster.put("Service", exposed("second", "later", json!({names::HOSTNAME: "far-0"})));
+    cluster.put("Service", exposed_service("second", "later", json!({names::HOSTNAME: "far-0"})));
     assert!(cluster.settles());
     let workload = cluster.observe(&cluster.cache, "second/later").workload;
     // Its key is minutes old, and no device is recorded.
