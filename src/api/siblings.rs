@@ -41,10 +41,8 @@ impl TryFrom<Vec<IpAddr>> for Siblings {
     type Error = SiblingsError;
 
     fn try_from(addresses: Vec<IpAddr>) -> Result<Self, SiblingsError> {
-        let count = addresses.len();
-        let found = Self::new(addresses.iter().copied());
         let are_usable = addresses.iter().all(|ip| is_usable(&ip.to_canonical()));
-        if are_usable && count <= MAX_ADDRESSES { Ok(found) } else { Err(SiblingsError) }
+        if are_usable && addresses.len() <= MAX_ADDRESSES { Ok(Self::new(addresses)) } else { Err(SiblingsError) }
     }
 }
 

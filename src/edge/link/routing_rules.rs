@@ -12,7 +12,7 @@ use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
 
 use super::{LinkError, link_named, with_handle};
 use crate::model::base::net::{Family, InterfaceName};
-use crate::model::firewall::routing::{PRIORITY, PacketSelector, RoutingRule, TUNNEL_TABLE};
+use crate::model::firewall::routing::{PRIORITY, PacketSelector, RoutingRule, TUNNEL_PRIORITY, TUNNEL_TABLE};
 use crate::model::firewall::ruleset::FALLBACK_MARK;
 
 /// Makes the rules of our priorities equal to these: adds, then deletes. A family without routing rules in the kernel is skipped; tailscaled
@@ -71,7 +71,7 @@ async fn existing(handle: &Handle, family: Family) -> Result<Option<Vec<RuleMess
     let version = if family == Family::V4 { IpVersion::V4 } else { IpVersion::V6 };
     let unsupported = [Errno::EAFNOSUPPORT, Errno::EOPNOTSUPP].map(|errno| -(errno as i32));
     let is_ours = |message: &RuleMessage| {
-        [PRIORITY, PRIORITY - 1].into_iter().any(|priority| message.attributes.contains(&RuleAttribute::Priority(priority)))
+        [PRIORITY, TUNNEL_PRIORITY].into_iter().any(|priority| message.attributes.contains(&RuleAttribute::Priority(priority)))
     };
     match handle.rule().get(version).execute().try_collect::<Vec<_>>().await {
         Ok(all) => Ok(Some(all.into_iter().filter(is_ours).collect())),

@@ -11,6 +11,8 @@ use crate::model::base::net::{Family, InterfaceName};
 
 /// Priority of our rules: before those of tailscaled, 5210 and up.
 pub const PRIORITY: u32 = 5190;
+/// Priority of the rule for lookups of the tunnel. A client may be in an accepted route, so it is before the others.
+pub const TUNNEL_PRIORITY: u32 = PRIORITY - 1;
 
 /// Table with a default route by the tailnet interface while the tunnel is open. The kernel deletes the route with the interface, when
 /// tailscaled ends, whatever ended it. Only lookups with the mark [`super::ruleset::FALLBACK_MARK`] use it, and no packet leaves with that
@@ -38,11 +40,11 @@ pub enum PacketSelector {
 }
 
 impl PacketSelector {
-    /// Priority and table of its rule. A client may be in an accepted route, so the lookup comes first.
+    /// Priority and table of its rule.
     pub fn place(&self) -> (u32, u8) {
         match self {
             Self::Arriving { .. } => (PRIORITY, MAIN_TABLE),
-            Self::TunnelLookup => (PRIORITY - 1, TUNNEL_TABLE),
+            Self::TunnelLookup => (TUNNEL_PRIORITY, TUNNEL_TABLE),
         }
     }
 }

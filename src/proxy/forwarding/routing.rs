@@ -78,7 +78,7 @@ impl TunnelInputs {
         }
         let Some((daemon, warmup)) = &mut self.supervised else { return Some(0) };
         let restarts = daemon.borrow_and_update().restarts;
-        warmup.borrow_and_update().start.filter(|start| *start == restarts)
+        warmup.borrow_and_update().has_ended(restarts).then_some(restarts)
     }
 }
 

@@ -202,7 +202,7 @@ impl SnapshotSources {
     fn open(&self, restarts: u64) -> bool {
         self.paths.as_ref().is_some_and(|paths| {
             let tried = paths.borrow();
-            tried.open && tried.start == Some(restarts)
+            tried.open && tried.has_ended(restarts)
         })
     }
 
@@ -210,7 +210,7 @@ impl SnapshotSources {
     fn paths(&self) -> Paths {
         let (Some(paths), Some(daemon)) = (&self.paths, &self.daemon) else { return Paths::Tried };
         let tried = paths.borrow();
-        if tried.start == Some(daemon.borrow().restarts) { Paths::Tried } else { Paths::Untried { waiting: tried.waiting.clone() } }
+        if tried.has_ended(daemon.borrow().restarts) { Paths::Tried } else { Paths::Untried { waiting: tried.waiting.clone() } }
     }
 
     /// Services that are awaited since tailscaled's start.

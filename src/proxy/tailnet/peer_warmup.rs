@@ -37,6 +37,13 @@ pub struct WarmupProgress {
     pub waiting: BTreeSet<IpAddr>,
 }
 
+impl WarmupProgress {
+    /// Whether the warm-up after this restart of tailscaled has ended.
+    pub fn has_ended(&self, restarts: u64) -> bool {
+        self.start == Some(restarts)
+    }
+}
+
 pub fn asking(api: &LocalApi) -> ReachabilityCheck {
     let api = api.clone();
     Arc::new(move |ip, ping, limit| {

@@ -53,10 +53,11 @@ impl ClaimObserver {
         let is_renewed = before.is_some_and(|read| read.version != record.version);
         let since = before.filter(|_| !is_renewed).map_or(now, |read| read.since);
         self.0.insert(lease.to_owned(), ClaimRead { version: record.version.clone(), since, at: now });
+        // A renewal is due after the interval; half of another one is for the request.
+        let overdue = terms.retry_period * 3 / 2;
         if is_renewed {
             ClaimVerdict::Renewed
-            // Half of the interval is for the request.
-        } else if record.age.max(now.saturating_duration_since(since)) >= terms.retry_period * 3 / 2 {
+        } else if record.age.max(now.saturating_duration_since(since)) >= overdue {
             ClaimVerdict::Overdue
         } else {
             ClaimVerdict::Undecided
