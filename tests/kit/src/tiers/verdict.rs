@@ -1,5 +1,7 @@
 //! The verdict on a finished test process: which tests failed, and whether the process itself did.
 
+use std::iter;
+
 use super::events::{Output, TestResult};
 use super::process::End;
 
@@ -31,6 +33,9 @@ impl Fault {
     }
 }
 
+/// Maximum length of a failed test's reason, in characters.
+const REASON_LENGTH: usize = 1_000;
+
 /// Lines of standard error that a report repeats.
 const SHOWN_LINES: usize = 200;
 
@@ -51,8 +56,17 @@ pub(super) fn faults(output: &Output, end: End, errors: &str) -> Vec<Fault> {
     };
     faults.extend(output.running.iter().map(|name| fault(name, "did not end", "")));
     let failed = output.ended.iter().filter(|test| test.result == TestResult::Failed);
-    faults.extend(failed.map(|test| fault(&test.name, "failed", &test.output)));
+    faults.extend(failed.map(|test| fault(&test.name, &reason(&test.output), &test.output)));
     faults
+}
+
+/// Why a test failed, on one line: the last panic of its output, since a scenario repeats the panic inside with its name. The end of a log
+/// is all that some of its readers have.
+fn reason(output: &str) -> String {
+    let panic = output.rsplit_once(" panicked at ").map(|(_, panic)| panic.split("\nnote: ").next().unwrap_or_default());
+    let words = panic.into_iter().flat_map(str::split_whitespace);
+    let text = iter::once("failed").chain(words).collect::<Vec<_>>().join(" ");
+    text.chars().take(REASON_LENGTH).collect()
 }
 
 /// Whether the process reported all results. libtest exits with 101 if tests failed.
@@ -112,6 +126,14 @@ mod tests {
         let text = format!("{STARTED}{failed}\n{{ \"type\": \"suite\", \"event\": \"failed\" }}");
         let expected = Fault { test: Some("a::y".to_owned()), reason: "failed".to_owned(), output: "left".to_owned() };
         assert_eq!(faults(&parse(&text), exit(101), "noise"), [expected]);
+    }
+
+    #[test]
+    fn reason_of_a_failed_test_is_its_last_panic_on_one_line() {
+        let output = "test a part ... FAILED <0.100s>\nthread 'a' panicked at a.rs:1:2:\ninner\nnote: run\n\nthread 'a' panicked at b.rs:3:4:\na part: 1\n  of 2\nnote: run";
+        assert_eq!(reason(output), "failed b.rs:3:4: a part: 1 of 2");
+        assert_eq!(reason("Error: no file"), "failed");
+        assert_eq!(reason(&format!(" panicked at {}", "x".repeat(5_000))).len(), REASON_LENGTH);
     }
 
     #[test]
