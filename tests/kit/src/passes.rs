@@ -96,7 +96,7 @@ impl IdleGroup {
         let services: BTreeMap<_, _> = egress_config(config).into_iter().map(|(key, service)| (key, served(service))).collect();
         let egress =
             Some(egress::EgressStatus { pod_ipv4: "10.0.0.1".to_owned(), services: Some(services), ..egress::EgressStatus::default() });
-        let status = json!({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]});
+        let status = json!({"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}], "conditions": [{"type": "Ready", "status": "True"}]});
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "g-0"}, "status": status}))?;
         let state = ReplicaState { device_id: DeviceId::parse("n"), egress, ..ReplicaState::default() };
         self.observed.replicas = [(0, ObservedReplica { pod: Some(Arc::new(pod)), state: Some(Arc::new(state)), config: None })].into();

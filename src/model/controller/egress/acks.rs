@@ -13,8 +13,8 @@ use k8s_openapi::jiff::Timestamp;
 use crate::api::egress;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::Observed;
-use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState, pod_addresses};
-use crate::model::controller::workload::readiness::{TIMEOUT, elapsed, readiness};
+use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
+use crate::model::controller::workload::readiness::{TIMEOUT, elapsed, pod_addresses, readiness};
 
 /// Acknowledgements of a group's replicas.
 #[derive(Debug)]
@@ -139,10 +139,10 @@ pub fn is_from_pod(status: &egress::EgressStatus, pod: &Pod) -> bool {
 
 /// Whether these are the addresses of the Pod.
 pub(crate) fn speaks(ipv4: &str, ipv6: &str, pod: &Pod) -> bool {
-    let addresses = pod_addresses(pod);
+    let mut addresses = pod_addresses(pod).peekable();
     let says = |ip: &IpAddr| {
         let text = if ip.is_ipv4() { ipv4 } else { ipv6 };
         text.parse() == Ok(*ip)
     };
-    !addresses.is_empty() && addresses.iter().all(says)
+    addresses.peek().is_some() && addresses.all(|ip| says(&ip))
 }

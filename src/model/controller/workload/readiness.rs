@@ -1,8 +1,9 @@
-//! Readiness of Pods, from their conditions.
+//! Readiness and addresses of Pods, from their status.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::api::condition::{TRUE, reason};
@@ -36,6 +37,12 @@ pub(crate) fn unready_since(pod: &Pod) -> Option<Timestamp> {
 /// Whether a Pod gets traffic.
 pub fn is_ready(pod: &Pod) -> bool {
     readiness(Some(pod)).0
+}
+
+/// Addresses of a Pod: at most one of each family. The status of a Pod that has ended, as an evicted one, names some that are free again.
+pub(crate) fn pod_addresses(pod: &Pod) -> impl Iterator<Item = IpAddr> {
+    let runs = |status: &&PodStatus| !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"));
+    pod.status.iter().filter(runs).flat_map(|status| status.pod_ips.iter().flatten()).filter_map(|ip| ip.ip.parse().ok())
 }
 
 /// Note of a reconciler that the replica does not answer.

@@ -23,10 +23,10 @@ use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::TailnetState;
-use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, pod_addresses};
+use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion, is_terminating};
-use crate::model::controller::workload::readiness::elapsed;
+use crate::model::controller::workload::readiness::{elapsed, pod_addresses};
 use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::target_rules;
 

@@ -41,6 +41,11 @@ fn replicas_of_an_egress_group_have_the_addresses_of_those_that_do_not_leave() {
     assert!(cluster.pass("eg"));
     assert_eq!(listed(&cluster, "eg-0"), Some(addresses(&cluster, &["eg-0", "eg-2"])), "it leaves");
 
+    cluster.patch("Pod", NS, "eg-2", &json!({"status": {"phase": "Failed"}}));
+    assert!(cluster.pass("eg"));
+    assert_eq!(listed(&cluster, "eg-0"), Some(addresses(&cluster, &["eg-0"])), "its address may be that of another Pod");
+
+    cluster.delete_object("Pod", NS, "eg-2");
     cluster.delete_object("Pod", NS, "eg-1");
     assert!(cluster.settles(), "{:?}", cluster.events);
     assert_eq!(listed(&cluster, "eg-0"), Some(addresses(&cluster, &pods)), "its next Pod");

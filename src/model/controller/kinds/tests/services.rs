@@ -60,7 +60,7 @@ fn replica_not_ready_for_long_does_not_block_services() {
     world.asleep.insert("pg-1".into());
     let pod = world.pods.get_mut("pg-1").expect("a Pod");
     let since = world.now;
-    let status = json!({"podIP": "10.9.9.9", "conditions": [{"type": "Ready", "status": "False",
+    let status = json!({"podIP": "10.9.9.9", "podIPs": [{"ip": "10.9.9.9"}], "conditions": [{"type": "Ready", "status": "False",
         "lastTransitionTime": k8s_openapi::jiff::Timestamp::from_second(since).expect("a time").to_string()}]});
     pod.status = serde_json::from_value(status).expect("a status");
     world.service("db", to("pg"), &[5432]);

@@ -19,6 +19,7 @@ use crate::api::proxygroup::TrafficDistribution;
 use crate::model::base::net::Family;
 use crate::model::controller::workload::objects::child::selector_labels;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef};
+use crate::model::controller::workload::readiness::pod_addresses;
 
 /// Label with the name of a slice's Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -194,11 +195,7 @@ fn has_own_hints(endpoint: &Value) -> bool {
 
 impl<'a> PodEndpoint<'a> {
     pub fn new(ordinal: u32, pod: &'a Pod) -> Self {
-        let status = pod.status.as_ref();
-        let ended = matches!(status.and_then(|status| status.phase.as_deref()), Some("Failed" | "Succeeded"));
-        let ips = status.and_then(|status| status.pod_ips.as_deref()).unwrap_or_default();
-        let ips = || ips.iter().filter_map(|ip| ip.ip.parse::<IpAddr>().ok()).filter(|_| !ended);
-        let addresses = Family::ALL.map(|family| ips().find(|ip| Family::of(*ip) == family));
+        let addresses = Family::ALL.map(|family| pod_addresses(pod).find(|ip| Family::of(*ip) == family));
         let version = pod.metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or_default();
         let zone = pod.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned();
         Self { ordinal, pod, version, addresses, zone }

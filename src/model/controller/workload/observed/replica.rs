@@ -170,13 +170,6 @@ impl ReplicaState {
     }
 }
 
-/// Addresses of a Pod.
-pub(crate) fn pod_addresses(pod: &Pod) -> BTreeSet<IpAddr> {
-    let Some(status) = &pod.status else { return BTreeSet::new() };
-    let listed = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
-    listed.chain(status.pod_ip.as_deref()).filter_map(|ip| ip.parse().ok()).collect()
-}
-
 impl ReplicaConfig {
     pub fn read(secret: &Secret) -> Self {
         let data = |key: &str| secret.data.as_ref().and_then(|data| data.get(key));
