@@ -30,6 +30,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Nft {
     program: PathBuf,
     link: Arc<Mutex<NftSocket>>,
+    /// Whether the kernel lacks conntrack timeouts.
+    without_timeouts: bool,
 }
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
@@ -60,12 +62,16 @@ impl NftError {
 impl Nft {
     /// Opens a netlink socket in the calling thread's network namespace; `program` is `nft` or its path.
     pub fn open(program: impl Into<PathBuf>) -> Result<Self, NftError> {
-        Ok(Self { program: program.into(), link: Arc::new(Mutex::new(NftSocket::open()?)) })
+        Ok(Self { program: program.into(), link: Arc::new(Mutex::new(NftSocket::open()?)), without_timeouts: false })
     }
 
-    /// Checks that program and kernel support all features of our table, with a trial table that is removed afterwards.
-    pub async fn probe(&self, interface: &InterfaceName) -> Result<(), NftError> {
-        self.run("make a trial table", nft::trial(interface)).await
+    /// Checks that program and kernel support all features of our table, with a trial table that is removed afterwards. Conntrack timeouts
+    /// are optional.
+    pub async fn probe(&mut self, interface: &InterfaceName) -> Result<(), NftError> {
+        let what = "make a trial table";
+        let Err(refusal) = self.run(what, nft::trial(interface)).await else { return Ok(()) };
+        self.without_timeouts = true;
+        self.run(what, nft::trial(interface)).await.map_err(|_| refusal)
     }
 
     /// Replaces the whole table in one transaction.
@@ -146,6 +152,7 @@ impl Nft {
     /// Runs nft on a text, in one transaction. Its listings are not parsed, nor is its error output, which messages have.
     async fn run(&self, what: &'static str, text: String) -> Result<(), NftError> {
         let program = || self.program.clone();
+        let text = if self.without_timeouts { nft::without_timeouts(&text) } else { text };
         let output = command::run(program(), &["-f", "-"], &text, TIMEOUT).await.map_err(|error| match error {
             CommandError::Run(source) => NftError::Missing { program: program(), source },
             CommandError::Timeout(_) => NftError::Timeout { program: program() },

@@ -54,7 +54,7 @@ fn firewalls() -> Result<Vec<NamedFirewall>, NetnsError> {
     Namespace::make()?.block_on(|| async {
         let interface = InterfaceName::tailscale0();
         let nft = match Nft::open("nft") {
-            Ok(nft) => nft.probe(&interface).await,
+            Ok(mut nft) => nft.probe(&interface).await,
             Err(error) => Err(error),
         };
         let mut tried = vec![("nftables", nft.map_err(|error| error.to_string()))];

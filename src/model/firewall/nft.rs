@@ -20,6 +20,11 @@ pub use self::json::delta;
 /// Name of our table, family `inet`.
 pub const TABLE: &str = "tailyard";
 
+/// [`table`], [`skeleton`] or [`trial`] for a kernel without conntrack timeouts in nftables (`CONFIG_NF_CONNTRACK_TIMEOUT`).
+pub fn without_timeouts(text: &str) -> String {
+    text.split_inclusive('\n').filter(|line| !line.trim_start().starts_with("ct timeout ")).collect()
+}
+
 /// Number of elements that a delta deletes and adds.
 pub fn operations(before: &Ruleset, delta: &Delta, after: &Ruleset) -> usize {
     let edits = edits(before, delta, after);
@@ -97,7 +102,8 @@ fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) ->
 /// Static translating rules, one for each line; blank lines separate chains.
 ///
 /// A replica whose tunnel is closed translates to a sibling replica, unless the packet is from one: two such replicas would send it to each
-/// other. The kernel closes the tunnel, as it deletes a route with its interface: no process needs to live for that.
+/// other. The kernel closes the tunnel, as it deletes a route with its interface: no process needs to live for that. A SYN sent just before
+/// is lost with tailscaled, and the client sends it again after a second: until then its conntrack entry, with the same target, has expired.
 fn translating(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -121,7 +127,10 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 		meta l4proto . th dport @reserved return
 {cluster}	}}
 
+	ct timeout unanswered {{ protocol tcp; l3proto ip; policy = {{ syn_sent : 1 }}; }}
+
 	chain if-closed {{
+		ct timeout set "unanswered"
 		meta mark set meta mark | {FALLBACK_MARK:#010x}
 		fib saddr . mark oifname != "{interface}" jump to-sibling
 		meta mark set meta mark & {unmarked:#010x}

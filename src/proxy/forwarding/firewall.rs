@@ -142,7 +142,7 @@ impl Kind {
     async fn open(self, interface: &InterfaceName) -> Result<ActiveFirewall, SyncFault> {
         match self {
             Self::Nftables => {
-                let nft = Nft::open("nft")?;
+                let mut nft = Nft::open("nft")?;
                 nft.probe(interface).await?;
                 Ok(ActiveFirewall::Nft(nft))
             }

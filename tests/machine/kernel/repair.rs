@@ -1,7 +1,9 @@
 //! Changes to our rules by other programs: an audit detects them, a rewrite repairs them. Also firewalls that are unavailable.
 
+use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use tailyard::edge::iptables::{Iptables, Variant};
@@ -12,6 +14,8 @@ use tailyard::model::firewall::Audit;
 use tailyard::model::firewall::iptables;
 use tailyard::model::firewall::nft;
 use tailyard::model::firewall::ruleset::Ruleset;
+
+use tempfile::TempDir;
 
 use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
 use kit::netns::{Lab, Node, Server, Shape};
@@ -170,8 +174,8 @@ fn missing_nft_program_is_named() {
 fn refused_nft_text_is_an_error() {
     let node = Node::make("bare".to_owned());
     // `false` refuses all arguments of `nft`, like a version that is too old.
-    let nft = node.ns.run(|| Nft::open("false")).expect("the namespace").expect("a socket");
-    let fault = node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace");
+    let mut nft = node.ns.run(|| Nft::open("false")).expect("the namespace").expect("a socket");
+    let fault = node.ns.block_on(async || nft.probe(&InterfaceName::tailscale0()).await).expect("the namespace");
     assert_eq!(fault.expect_err("refused").reason(), "Refused");
 }
 
@@ -179,8 +183,8 @@ fn refused_nft_text_is_an_error() {
 fn firewall_probe_leaves_no_rules() {
     let node = Node::make("bare".to_owned());
     let interface = InterfaceName::tailscale0();
-    let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
-    node.ns.block_on(|| async { nft.probe(&interface).await }).expect("the namespace").expect("nftables works here");
+    let mut nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
+    node.ns.block_on(async || nft.probe(&interface).await).expect("the namespace").expect("nftables works here");
     assert_eq!(node.feed(&["nft", "list", "ruleset"], ""), "");
     for (variant, save) in [(Variant::Legacy, "iptables-legacy-save"), (Variant::Nft, "iptables-nft-save")] {
         let work = || async { Iptables::open(variant).probe(&interface).await };
@@ -190,10 +194,27 @@ fn firewall_probe_leaves_no_rules() {
 }
 
 #[test]
+fn rules_are_loaded_without_conntrack_timeouts_if_the_kernel_lacks_them() {
+    let node = Node::make("former".to_owned());
+    // Refuses what an nft on such a kernel refuses.
+    let directory = TempDir::new().expect("a directory");
+    let program = directory.path().join("nft");
+    let script = "#!/bin/sh\ntext=$(cat)\ncase $text in *'ct timeout'*) exit 1;; esac\nprintf '%s\\n' \"$text\" | nft -f -\n";
+    fs::write(&program, script).expect("written");
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("executable");
+    let mut nft = node.ns.run(|| Nft::open(program)).expect("the namespace").expect("a socket");
+    let ruleset = Ruleset::empty(InterfaceName::tailscale0());
+    node.ns.block_on(async || nft.probe(&ruleset.interface).await).expect("the namespace").expect("supported");
+    node.ns.block_on(async || nft.rewrite(&ruleset).await).expect("the namespace").expect("loaded");
+    let rules = node.feed(&["nft", "list", "ruleset"], "");
+    assert!(rules.contains("chain if-closed") && !rules.contains("timeout"), "{rules}");
+}
+
+#[test]
 fn muted_replica_drops_only_disco_packets() {
     let node = Node::make("muted".to_owned());
     node.feed(&["ip", "link", "set", "lo", "up"], "");
-    let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
+    let mut nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
     let mute = |on| node.ns.block_on(|| async { nft.mute(on).await }).expect("the namespace").expect("nftables works here");
     // Disco packets begin with these six bytes, those of WireGuard with a small number.
     let heard = || {
@@ -218,7 +239,7 @@ fn muted_replica_drops_only_disco_packets() {
     mute(false);
     assert_eq!(heard(), 2);
     mute(true);
-    node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace").expect("nftables works here");
+    node.ns.block_on(async || nft.probe(&InterfaceName::tailscale0()).await).expect("the namespace").expect("nftables works here");
     assert_eq!(node.feed(&["nft", "list", "ruleset"], ""), "", "a start takes back what a predecessor left");
 }
 

@@ -1,6 +1,7 @@
 //! A replica whose tunnel is closed passes new flows to a sibling replica.
 
 use std::net::{IpAddr, SocketAddr};
+use std::thread;
 use std::time::Duration;
 
 use tailyard::edge::link::routing_rules::{open_tunnel, sync};
@@ -11,6 +12,7 @@ use tailyard::model::firewall::ruleset::Ruleset;
 
 use crate::kernel::firewall::{Backend, Firewall};
 use kit::netns::{Greeting, Lab, Node, Server, Shape};
+use kit::wait::eventually;
 
 const MATCH_PORT: u16 = 10_001;
 const SERVICE: u16 = 7001;
@@ -92,6 +94,29 @@ fn replica_without_tunnel_passes_new_flows_to_its_sibling_until_the_tunnel_is_op
 
     show_tunnel(first);
     assert_eq!(group.sources(0), group.own_sources(0));
+}
+
+#[test]
+fn connection_whose_first_packet_a_dying_tailscaled_lost_is_passed_to_the_sibling_when_it_is_repeated() {
+    let group = Group::start();
+    let first = &group.lab.proxies[0];
+    let [four, six] = Family::ALL.map(|family| first.tailnet[&family]);
+    let chain = format!("type filter hook input priority 0; ip saddr {four} drop; ip6 saddr {six} drop;");
+    group.lab.targets[0].feed(&["nft", "-f", "-"], &format!("table inet lost {{\nchain input {{ {chain}\n}}\n}}\n"));
+    thread::scope(|scope| {
+        let client = &group.lab.clients[0];
+        let connect = |ip: &IpAddr| {
+            let to = SocketAddr::new(*ip, MATCH_PORT);
+            scope.spawn(move || client.ask_tcp(to, Duration::from_secs(20)))
+        };
+        let clients: Vec<_> = first.cluster.values().map(connect).collect();
+        // Until their first packets are lost.
+        let entries = || first.feed(&["cat", "/proc/net/nf_conntrack"], "").lines().filter(|line| line.contains("dport=10001")).count();
+        eventually("entries", Duration::from_secs(10), || (entries() == clients.len()).then_some(()));
+        first.ip("link del tailscale0\n");
+        let sources: Vec<IpAddr> = clients.into_iter().map(|client| client.join().expect("asked").expect("an answer").peer.ip()).collect();
+        assert_eq!(sources, group.lab.proxies[1].tailnet.values().copied().collect::<Vec<_>>());
+    });
 }
 
 #[test]

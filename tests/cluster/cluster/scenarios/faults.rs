@@ -44,10 +44,10 @@ pub(crate) fn a_killed_container_passes_new_connections_to_its_sibling(stage: &S
     whole::settled(cluster);
     let load_report = load.end();
     println!("a container killed: {load_report}");
-    // Those begun before the interface is gone wait for the next container, which the kubelet may delay.
     load_report.assert_few_failures("a container killed");
+    // A SYN that is lost before the interface is gone is sent again after one second and after three: the second one may be late.
     let p99 = load_report.connect_p99();
-    assert!(p99 < Duration::from_millis(900), "a SYN that is lost is sent again after a second: {p99:?}");
+    assert!(p99 < Duration::from_millis(2_500), "connections wait for the next container: {p99:?}");
 }
 
 pub(crate) fn a_supervisor_that_crashes_is_not_noticed(stage: &Stage) {
