@@ -57,7 +57,8 @@ pub fn metadata(metadata: &mut ObjectMeta) {
     }
 }
 
-/// Cuts the lists that others write into an object in JSON: metadata, the subjects of a `RoleBinding`, the fields of a Secret.
+/// Cuts the lists that others write into an object in JSON: metadata, the subjects of a `RoleBinding`, the fields of a Secret, ports and
+/// endpoints of an `EndpointSlice`.
 pub fn json(object: &mut Value) {
     if let Some(Value::Object(fields)) = object.get_mut("data")
         && fields.len() > MAX_TEXTS
@@ -66,6 +67,11 @@ pub fn json(object: &mut Value) {
     }
     if let Some(Value::Array(subjects)) = object.get_mut("subjects") {
         cut_vec(subjects, MAX_REFERENCES);
+    }
+    for (list, most) in [("ports", MAX_PORTS), ("endpoints", MAX_ENDPOINTS)] {
+        if let Some(Value::Array(list)) = object.get_mut(list) {
+            cut_vec(list, most);
+        }
     }
     let Some(Value::Object(metadata)) = object.get_mut("metadata") else { return };
     metadata.retain(|field, _| FIELDS.contains(&field.as_str()));

@@ -13,7 +13,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::backoff::Backoff;
 use crate::model::controller::workload::objects::Kind;
-use crate::model::ingress::endpoints::{Endpoint, ServicePort, Slices};
+use crate::model::ingress::endpoints::{Endpoint, Endpoints, ServicePort, Slices, WantedPorts};
 use crate::model::ingress::vhosts::Vhosts;
 use crate::runtime::watch_ext::put;
 
@@ -40,19 +40,20 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, e
     let mut tasks = JoinSet::new();
     let mut following = Following::default();
     loop {
-        let wanted = namespaces(&sites.borrow_and_update());
+        let ports = wanted(&sites.borrow_and_update());
+        let namespaces: BTreeSet<String> = ports.keys().map(|(namespace, _)| namespace.clone()).collect();
         watches.retain(|namespace, watch| {
-            let stays = wanted.contains(namespace);
+            let stays = namespaces.contains(namespace);
             if !stays {
                 watch.abort();
                 following.forget(namespace);
             }
             stays
         });
-        for namespace in wanted {
+        for namespace in namespaces {
             watches.entry(namespace.clone()).or_insert_with(|| tasks.spawn(one(cluster.clone(), namespace, sender.clone())));
         }
-        following.publish(&endpoints);
+        following.publish(&ports, &endpoints);
         loop {
             tokio::select! {
                 update = sites.changed() => {
@@ -63,7 +64,7 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, e
                 }
                 Some((namespace, change)) = changes.recv() => {
                     if watches.contains_key(&namespace) && following.take(&namespace, change) && changes.is_empty() {
-                        following.publish(&endpoints);
+                        following.publish(&ports, &endpoints);
                     }
                 }
             }
@@ -81,12 +82,14 @@ async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, 
     }
 }
 
-fn namespaces(sites: &Vhosts) -> BTreeSet<String> {
+/// Ports of all backends.
+fn wanted(sites: &Vhosts) -> WantedPorts {
+    let mut ports = WantedPorts::new();
     let backends = sites.values().flat_map(|site| site.backends());
-    backends
-        .filter(|backend| !backend.service.is_empty() && !backend.namespace.is_empty())
-        .map(|backend| backend.namespace.clone())
-        .collect()
+    for backend in backends.filter(|backend| !backend.service.is_empty() && !backend.namespace.is_empty()) {
+        ports.entry((backend.namespace.clone(), backend.service.clone())).or_default().insert(backend.port_name.clone());
+    }
+    ports
 }
 
 impl Following {
@@ -132,8 +135,10 @@ impl Following {
         }
     }
 
-    fn publish(&self, endpoints: &watch::Sender<Arc<UpstreamEndpoints>>) {
-        let now = UpstreamEndpoints { endpoints: self.slices.endpoints(), faults: self.faults.clone() };
-        put(endpoints, Arc::new(now));
+    fn publish(&self, ports: &WantedPorts, endpoints: &watch::Sender<Arc<UpstreamEndpoints>>) {
+        let Endpoints { by_port, too_many } = self.slices.endpoints(ports);
+        let too_many = too_many.into_iter().map(|namespace| (namespace, "TooManyEndpoints"));
+        let faults = too_many.chain(self.faults.clone()).collect();
+        put(endpoints, Arc::new(UpstreamEndpoints { endpoints: by_port, faults }));
     }
 }
