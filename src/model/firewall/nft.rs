@@ -166,7 +166,7 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 ///
 /// Tailnet traffic (to a match port, an L3 address of the Pod, or tailnet ranges) that would leave by another interface while tailscaled and
 /// its routes are away is dropped in `stray`: it would reach the target's address in the cluster unencrypted, and its conntrack entry would
-/// keep it off the tailnet. A flow to a sibling replica leaves in the cluster.
+/// keep it off the tailnet. A flow to a sibling replica leaves in the cluster, while that is a replica.
 fn forwarding(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -198,6 +198,8 @@ fn forwarding(text: &mut String, interface: &InterfaceName) {
 	chain relayed {{
 		oifname "{interface}" goto outward
 		ct direction original ct mark != {FALLBACK_MARK:#010x} goto stray
+		ct direction original ip daddr != @replica4 drop
+		ct direction original ip6 daddr != @replica6 drop
 		meta l4proto tcp ct original proto-dst @traffic-tcp
 		meta l4proto udp ct original proto-dst @traffic-udp
 	}}

@@ -5,7 +5,7 @@
 
 mod past;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use imbl::OrdMap;
@@ -13,7 +13,7 @@ pub use past::RulesetHistory;
 
 use crate::model::base::net::{PortKey, Proto};
 use crate::model::base::small_set::SortedSet;
-use crate::model::firewall::ruleset::{Delta, Edit, Ruleset};
+use crate::model::firewall::ruleset::{Delta, Edit, FALLBACK_MARK, Ruleset};
 use crate::model::flows::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct FlowChanges<'a> {
     from_cluster: AffectedFlows<'a, IpAddr, IpAddr>,
     /// Former addresses of this node.
     lost: Vec<IpAddr>,
+    /// Addresses of former sibling replicas, which other Pods may have now.
+    former_siblings: BTreeSet<IpAddr>,
 }
 
 enum FlowStatus {
@@ -76,6 +78,7 @@ impl<'a> FlowChanges<'a> {
             from_tailnet: touched(&delta.from_tailnet),
             from_cluster: touched(&delta.from_cluster),
             lost: past.own.iter().copied().filter(|ip| !ours(ip)).collect(),
+            former_siblings: &siblings(&past.rules) - &siblings(after),
         }
     }
 
@@ -92,19 +95,23 @@ impl<'a> FlowChanges<'a> {
             from_tailnet: every(&now.from_tailnet),
             from_cluster: every(&now.from_cluster),
             lost: Vec::new(),
+            former_siblings: BTreeSet::new(),
         }
     }
 
     /// Whether no flow can end, so that no listing is needed.
     pub fn is_empty(&self) -> bool {
-        self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty()
+        self.ports.is_empty() && self.is_about_ports()
+    }
+
+    fn is_about_ports(&self) -> bool {
+        self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty() && self.former_siblings.is_empty()
     }
 
     /// Smallest listing that includes every flow that may end.
     pub fn filter(&self) -> FlowFilter {
-        let only_ports = self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty();
         let mut keys = self.ports.keys();
-        let key = keys.next().filter(|_| only_ports && keys.next().is_none()).map(|key| **key);
+        let key = keys.next().filter(|_| self.is_about_ports() && keys.next().is_none()).map(|key| **key);
         FlowFilter { key, ..FlowFilter::under_way() }
     }
 
@@ -133,6 +140,9 @@ impl<'a> FlowChanges<'a> {
         if flow.status & SRC_NAT != 0 && self.lost.contains(&flow.reply.destination.ip()) {
             return FlowStatus::Removed;
         }
+        if flow.mark & FALLBACK_MARK != 0 && self.former_siblings.contains(&flow.target().ip()) {
+            return FlowStatus::Removed;
+        }
         // In the order of the rules' map lookups. Affected keys first: they are few, and each is or was in the rules.
         let (address, target) = (flow.original.destination.ip(), flow.target());
         if let Some(targets) = self.from_tailnet.get(&address) {
@@ -152,6 +162,11 @@ impl<'a> FlowChanges<'a> {
     fn has(&self, key: impl Fn(&Ruleset) -> bool) -> bool {
         key(self.before) || key(self.after)
     }
+}
+
+/// Addresses of all sibling replicas.
+fn siblings(rules: &Ruleset) -> BTreeSet<IpAddr> {
+    rules.siblings.values().flatten().copied().collect()
 }
 
 /// Edits that remove a key or a target.

@@ -1,6 +1,6 @@
 //! A replica whose tunnel is closed passes new flows to a sibling replica.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
@@ -75,6 +75,12 @@ fn show_tunnel(node: &Node) {
     node.ns.block_on(work).expect("the namespace");
 }
 
+fn show_no_tunnel(node: &Node) {
+    for family in ["-4", "-6"] {
+        node.feed(&["ip", family, "route", "del", "default", "table", "151"], "");
+    }
+}
+
 #[test]
 fn replica_without_tunnel_passes_new_flows_to_its_sibling_until_the_tunnel_is_open_again() {
     let group = Group::start();
@@ -83,9 +89,7 @@ fn replica_without_tunnel_passes_new_flows_to_its_sibling_until_the_tunnel_is_op
     let mut flow = group.lab.clients[0].connect(SocketAddr::new(first.cluster[&Family::V4], MATCH_PORT), AT_ONCE).expect("a flow");
     Greeting::read(&mut flow).expect("a greeting");
 
-    for family in ["-4", "-6"] {
-        first.feed(&["ip", family, "route", "del", "default", "table", "151"], "");
-    }
+    show_no_tunnel(first);
     assert_eq!(group.sources(0), group.own_sources(1), "by the sibling");
     for (port, ip) in OWN_PORTS.iter().flat_map(|port| first.cluster.values().map(move |ip| (*port, *ip))) {
         let answer = group.lab.clients[0].ask_tcp(SocketAddr::new(ip, port), AT_ONCE).expect("an answer of the replica itself");
@@ -148,4 +152,25 @@ fn changed_siblings_are_used_for_the_next_flow() {
     assert_eq!(group.sources(0), [None; 4]);
     group.firewalls[0].change(|ruleset| ruleset.siblings = siblings);
     assert_eq!(group.sources(0), group.own_sources(1));
+}
+
+#[test]
+fn datagrams_to_a_former_sibling_do_not_leave() {
+    let mut group = Group::start();
+    show_no_tunnel(&group.lab.proxies[0]);
+    let to = SocketAddr::new(group.lab.proxies[0].cluster[&Family::V4], MATCH_PORT);
+    let (client, from) = (&group.lab.clients[0], group.own_sources(1)[0]);
+    // One source port: the flow stays.
+    let socket = client.ns.run(|| UdpSocket::bind("0.0.0.0:0")).expect("the namespace").expect("a port");
+    socket.set_read_timeout(Some(AT_ONCE)).expect("a timeout");
+    let ask = || {
+        socket.send_to(b"hello", to).expect("sent");
+        let mut answer = [0; 512];
+        let line = socket.recv(&mut answer).ok().map(|length| [&answer[..length], b"\n"].concat())?;
+        Some(Greeting::read(&mut &line[..]).expect("a greeting").peer.ip())
+    };
+    assert_eq!(ask(), from, "by the sibling");
+    group.firewalls[0].change(|ruleset| ruleset.siblings.clear());
+    show_tunnel(&group.lab.proxies[0]);
+    assert_eq!(ask(), None, "its address may be another Pod's");
 }

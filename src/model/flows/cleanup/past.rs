@@ -31,10 +31,11 @@ impl RulesetHistory {
     }
 
     pub fn add(&mut self, rules: &Ruleset, netmap: Option<&NetMap>) {
-        let Delta { ports, from_tailnet, from_cluster, .. } = diff(&self.rules, rules);
+        let Delta { ports, from_tailnet, from_cluster, siblings, .. } = diff(&self.rules, rules);
         join(&mut self.rules.ports, ports);
         join(&mut self.rules.from_tailnet, from_tailnet);
         join(&mut self.rules.from_cluster, from_cluster);
+        join(&mut self.rules.siblings, siblings);
         self.own.extend(rules.source.values());
         if let Some(netmap) = netmap {
             let routes = &mut self.tailnet.routes;

@@ -263,3 +263,30 @@ proptest! {
         prop_assert_eq!(since(&rules, &after, &flow, reachable) != FlowAction::Keep, each);
     }
 }
+
+/// A flow that the kernel passed to a sibling replica while the tunnel was closed, to the same port.
+fn passed(key: PortKey, sibling: &str) -> Flow {
+    let to = SocketAddr::new(ip(sibling), key.port.get());
+    Flow { reply: Tuple { source: to, destination: address("10.0.0.1:4000") }, mark: FALLBACK_MARK, ..flow(key, "100.64.0.7:1") }
+}
+
+fn beside(ports: &[(PortKey, &[&str])], siblings: &[&str]) -> Ruleset {
+    let siblings = [(ip("10.0.0.1"), siblings.iter().map(|text| ip(text)).collect::<SortedSet<_>>())].into_iter().collect();
+    Ruleset { siblings, ..ruleset(ports) }
+}
+
+#[test]
+fn flow_to_a_sibling_ends_when_the_sibling_leaves() {
+    let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
+    let ports: [(PortKey, &[&str]); 2] = [(tcp, &["100.64.0.7:1"]), (udp, &["100.64.0.7:1"])];
+    let (before, after) = (beside(&ports, &["10.0.0.2", "10.0.0.3"]), beside(&ports, &["10.0.0.3"]));
+    assert_eq!(verdict(&before, &after, &passed(udp, "10.0.0.2"), true), FlowAction::Delete);
+    assert_eq!(verdict(&before, &after, &passed(tcp, "10.0.0.2"), true), FlowAction::Reset);
+    for stays in [passed(udp, "10.0.0.3"), passed(tcp, "10.0.0.3"), flow(udp, "100.64.0.7:1"), flow(tcp, "100.64.0.7:1")] {
+        assert_eq!(verdict(&before, &after, &stays, true), FlowAction::Keep, "{stays:?}");
+    }
+    let past = past([&before, &after]);
+    let (delta, filter) = (past.until(&after), FlowFilter::under_way());
+    let changes = FlowChanges::new(&past, &delta, &after, &|_| true);
+    assert!(!changes.is_empty() && changes.filter() == filter);
+}
