@@ -182,7 +182,7 @@ struct ListWatch<K, T> {
 fn page_size(kind: &str) -> u32 {
     match kind {
         "Secret" | "ConfigMap" => PAGE_OF_LARGE,
-        "Service" | "Ingress" | "EndpointSlice" | "RoleBinding" => PAGE_OF_USERS,
+        "Service" | "Ingress" | "EndpointSlice" | "RoleBinding" | "Event" => PAGE_OF_USERS,
         _ => PAGE,
     }
 }

@@ -9,10 +9,7 @@ use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::kinds::tailnet::TAILSCALE;
-use crate::model::controller::workload::device_index::OtherTailnets;
-
-/// Another URL of Tailscale's login server.
-const TAILSCALE_LOGIN: &str = "https://login.tailscale.com";
+use crate::model::controller::workload::device_index::{OtherTailnets, login_server};
 
 impl ClusterCache {
     /// Whether two workloads are in one tailnet: that of one Tailnet object, else of one login server and one domain in device records. A group
@@ -37,7 +34,7 @@ impl ClusterCache {
     }
 
     /// Login servers and domains by the device records of a workload, else of another one of its Tailnet object.
-    fn recorded_tailnets(&self, key: &WorkloadKey) -> BTreeSet<(&str, &str)> {
+    fn recorded_tailnets(&self, key: &WorkloadKey) -> BTreeSet<(String, &str)> {
         let own = self.domains(key);
         let Some(tailnet) = self.tailnet_of(key).filter(|_| own.is_empty()) else { return own };
         let groups = self.groups().filter(|(_, group)| tailnet_name(group) == tailnet);
@@ -55,11 +52,11 @@ impl ClusterCache {
     }
 
     /// Login servers and domains in the device records of a workload.
-    fn domains(&self, key: &WorkloadKey) -> BTreeSet<(&str, &str)> {
+    fn domains(&self, key: &WorkloadKey) -> BTreeSet<(String, &str)> {
         let replicas = self.indices.workloads.get(key).into_iter().flat_map(|members| members.replicas.values());
         let records = replicas.filter_map(|replica| {
             let entry = replica.config.as_ref()?.entry();
-            let server = if entry.server.is_empty() || entry.server == TAILSCALE_LOGIN { TAILSCALE } else { entry.server };
+            let server = login_server(if entry.server.is_empty() { TAILSCALE } else { entry.server });
             Some((server, entry.record?.domain.as_deref()?))
         });
         records.collect()

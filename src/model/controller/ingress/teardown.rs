@@ -201,7 +201,9 @@ pub(crate) fn group_certificates<'a>(
     before: &IngressConfigMap,
 ) -> impl Iterator<Item = (&'a str, &'a ObjectRef, &'a Arc<Value>)> {
     let pass = *work;
-    let hosts: BTreeSet<&str> = before.routes.values().flat_map(|site| site.hosts.keys().map(String::as_str)).collect();
+    // Users name hosts with own certificates.
+    let hosts = before.routes.values().flat_map(|site| &site.hosts).filter(|(_, host)| host.issue);
+    let hosts: BTreeSet<&str> = hosts.map(|(name, _)| name.as_str()).collect();
     let devices = work.observed.replicas.values().filter_map(|replica| replica.device());
     let domains: BTreeSet<&str> = devices.filter_map(|device| device.domain.as_deref()).collect();
     let is_name = move |dns: &str| {

@@ -33,12 +33,22 @@ pub fn ineffective(source: PublishSource, metadata: &ObjectMeta) -> Option<Strin
     let in_group = annotation(metadata.annotations.as_ref(), PROXY_GROUP).is_some();
     let labels = metadata.labels.iter().flatten().filter(|(key, _)| OBJECT_ANNOTATIONS.contains(&key.as_str()) && *key != PROXY_CLASS);
     let labels = labels.map(|(key, _)| format!("Label {key} has no effect: set the annotation of that name, or remove the label."));
-    let mut faults = all.filter_map(|(key, value)| fault(source, key, value).or_else(|| of_proxy(key, value, in_group))).chain(labels);
-    let mut messages: Vec<_> = faults.by_ref().take(MAX_LISTED).collect();
+    let (mut messages, mut more) = (Vec::new(), 0);
+    for (key, value) in all {
+        let is_listed = messages.len() < MAX_LISTED;
+        if !is_listed && !OBJECT_ANNOTATIONS.contains(&key.as_str()) {
+            // Only the message has the nearest name, which costs more than all else.
+            more += 1;
+        } else if let Some(message) = fault(source, key, value).or_else(|| of_proxy(key, value, in_group)) {
+            if is_listed { messages.push(message) } else { more += 1 }
+        }
+    }
+    for message in labels {
+        if messages.len() < MAX_LISTED { messages.push(message) } else { more += 1 }
+    }
     if messages.is_empty() || metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(MANAGED)) {
         return None;
     }
-    let more = faults.count();
     messages.extend((more > 0).then(|| format!("{more} more annotations or labels have no effect.")));
     Some(messages.join(" "))
 }
@@ -141,6 +151,20 @@ mod tests {
 
     fn found(labels: &Value, annotations: &[&str]) -> Option<String> {
         found_in(PublishSource::Service, labels, annotations, "x")
+    }
+
+    #[test]
+    fn cost_of_many_unknown_annotations_is_that_of_the_named_ones() {
+        let metadata = |count: usize| {
+            let annotations = (0..count).map(|number| (format!("tailscale.com/{}{number:04}", "x".repeat(59)), String::new())).collect();
+            ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() }
+        };
+        let cost = |count: usize| {
+            let metadata = metadata(count);
+            allocation_counter::measure(|| drop(ineffective(PublishSource::Service, &metadata))).count_total
+        };
+        let (few, many) = (cost(MAX_LISTED + 1), cost(1_000));
+        assert!(many < few + 20, "allocations: {few} {many}");
     }
 
     #[test]

@@ -56,12 +56,24 @@ pub struct DeviceIndex {
     domains: OrdMap<(String, String), usize>,
 }
 
+/// Tailscale's login server, and another URL of it.
+const TAILSCALE: [&str; 2] = ["https://controlplane.tailscale.com", "https://login.tailscale.com"];
+
+/// One text for all URLs of a login server: in lower case, without the default port and slashes at the end.
+pub fn login_server(url: &str) -> String {
+    let url = url.trim().trim_end_matches('/').to_ascii_lowercase();
+    let port = if url.starts_with("https:") { ":443" } else { ":80" };
+    let url = url.strip_suffix(port).unwrap_or(&url);
+    if TAILSCALE.contains(&url) { TAILSCALE[0].to_owned() } else { url.to_owned() }
+}
+
 impl DeviceIndex {
     /// Adds or removes a config Secret.
     pub fn follow(&mut self, config: &str, entry: &DeviceEntry<'_>, came: bool) {
-        let key = |text: &str| (entry.server.to_owned(), text.to_owned());
+        let server = login_server(entry.server);
+        let key = |text: &str| (server.clone(), text.to_owned());
         if let Some(record) = entry.record {
-            let id = (entry.server.to_owned(), record.id.clone());
+            let id = (server.clone(), record.id.clone());
             let mut configs = self.recorded.remove(&id).unwrap_or_default();
             if came {
                 configs.insert(config.to_owned());
@@ -102,7 +114,7 @@ impl DeviceIndex {
 
     /// Another config Secret that records a device.
     pub fn recorded_elsewhere(&self, server: &str, id: &DeviceId, config: &str) -> Option<&str> {
-        let configs = self.recorded.get(&(server.to_owned(), id.clone()))?;
+        let configs = self.recorded.get(&(login_server(server), id.clone()))?;
         configs.iter().map(String::as_str).find(|other| *other != config)
     }
 
@@ -114,7 +126,7 @@ impl DeviceIndex {
         config: &str,
         now: Timestamp,
     ) -> Option<&str> {
-        let configs = self.joining.get(&(server.to_owned(), hostname.to_ascii_lowercase()))?;
+        let configs = self.joining.get(&(login_server(server), hostname.to_ascii_lowercase()))?;
         let is_in_tailnet = |replica: &JoiningReplica| !replica.workload.as_ref().is_some_and(|workload| others.has(workload));
         let mut joining = configs.iter().filter(|(_, replica)| replica.until >= now.as_second() && is_in_tailnet(replica));
         joining.find(|(other, _)| *other != config).map(|(other, _)| other.as_str())
@@ -123,7 +135,8 @@ impl DeviceIndex {
     /// Domain of the tailnet, for a control plane that reports none: a recorded one, preferably the claimed one, else the most frequent. Only
     /// the first replica of a control plane sets it.
     pub fn domain(&self, server: &str, claimed: Option<&str>) -> Option<String> {
-        let recorded = self.domains.range((server.to_owned(), String::new())..).take_while(|((of, _), _)| of == server);
+        let server = login_server(server);
+        let recorded = self.domains.range((server.clone(), String::new())..).take_while(|((of, _), _)| *of == server);
         let recorded: Vec<_> = recorded.map(|((_, domain), count)| (domain, *count)).collect();
         if recorded.is_empty() || recorded.iter().any(|(domain, _)| Some(domain.as_str()) == claimed) {
             return claimed.map(str::to_owned);
@@ -207,5 +220,26 @@ mod tests {
         assert_eq!(index.domain(SERVER, None).as_deref(), Some("hs.lab"));
         assert_eq!(index.domain(SERVER, Some("bank.example")).as_deref(), Some("bank.example"));
         assert_eq!(index.domain("https://other.lab", None), None);
+    }
+
+    #[test]
+    fn device_is_recorded_elsewhere_whatever_the_url_of_its_login_server() {
+        for (one, other) in [
+            ("https://hs.lab", "https://hs.lab/"),
+            ("https://hs.lab", "https://HS.lab:443"),
+            ("http://hs.lab:80/", "http://hs.lab"),
+            ("https://controlplane.tailscale.com", "https://login.tailscale.com/"),
+        ] {
+            let (record, mint, mut index) = (record("1", "hs.lab"), mint("shop"), DeviceIndex::default());
+            let entry = DeviceEntry { server: one, hostname: "a", record: Some(&record), mint: None, workload: None };
+            index.follow("a-config", &entry, true);
+            assert_eq!(index.recorded_elsewhere(other, &id("1"), "b-config"), Some("a-config"), "{one} {other}");
+            assert_eq!(index.domain(other, None).as_deref(), Some("hs.lab"), "{one} {other}");
+            index.follow("a-config", &entry, false);
+            index.follow("a-config", &DeviceEntry { record: None, mint: Some(&mint), ..entry }, true);
+            let none = OtherTailnets::default();
+            assert_eq!(index.joining_elsewhere((other, &none), "shop", "b-config", at(0)), Some("a-config"), "{one} {other}");
+        }
+        assert_ne!(login_server("https://hs.lab:444"), login_server("https://hs.lab"));
     }
 }

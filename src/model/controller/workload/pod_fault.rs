@@ -38,6 +38,9 @@ pub struct PodFault {
     pub fix: &'static str,
 }
 
+/// Maximum length of a StatefulSet's name that the API server accepts.
+const MAX_SET_NAME: usize = 253;
+
 impl CreateFailure {
     /// Reason of these Events.
     pub const REASON: &'static str = "FailedCreate";
@@ -54,7 +57,9 @@ impl CreateFailure {
         let old =
             [event.deprecated_last_timestamp.as_ref(), event.metadata.creation_timestamp.as_ref()].map(|time| time.map(|time| time.0));
         let at = last.into_iter().chain(old).flatten().max()?;
-        Some(Self { set: about.name.clone()?, cause: bounded(cause), at })
+        // The API server does not check this name.
+        let set = about.name.clone().filter(|name| name.len() <= MAX_SET_NAME)?;
+        Some(Self { set, cause: bounded(cause), at })
     }
 
     /// The newest failure of a `StatefulSet`, unless it is too old or a Pod was created later.

@@ -305,3 +305,21 @@ fn role_binding_enqueues_only_workloads_with_an_ingress_in_its_namespace() {
         }
     }
 }
+
+/// In core/v1 an Event's `involvedObject.name` has no maximum.
+#[test]
+fn event_about_a_stateful_set_takes_no_more_than_a_name_and_a_short_text() {
+    let long = "x".repeat(1 << 20);
+    let event = |number: usize| {
+        json!({"metadata": {"name": format!("e{number}"), "namespace": NS, "resourceVersion": format!("{}", number + 1)},
+            "eventTime": null, "reason": "FailedCreate", "note": "x", "type": "Warning",
+            "regarding": {"kind": "StatefulSet", "name": format!("{number}{long}"), "namespace": NS},
+            "deprecatedLastTimestamp": "2026-01-01T00:00:00Z"})
+    };
+    let mut cluster = Cluster::new();
+    for number in 0..3 {
+        cluster.cache.put_json(WatchRole::CreateFailure, event(number));
+    }
+    let kib = stored(&cluster, WatchRole::CreateFailure) >> 10;
+    assert!(kib < 8, "{kib} KiB of three Events");
+}

@@ -177,3 +177,38 @@ fn key_of_a_proxy_in_another_tailnet_delays_no_replica() {
     let status = cluster.object("ProxyGroup", "", "far").map(|group| group["status"]["conditions"].to_string());
     assert!(cluster.minted.iter().any(|key| key.of == "far"), "no key in ten minutes: {status:?}");
 }
+
+#[test]
+fn host_that_an_ingress_names_makes_no_certificate_of_another_tailnet_the_groups() {
+    let mut cluster = Cluster::new();
+    cluster.put_backends(&["first", "second"]);
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "far"}, "spec": {"type": "ingress", "replicas": 1, "tailnet": "t2"}}));
+    cluster.put_ingress("first", "zap", "zap", Some("far"));
+    // A certificate that an administrator permits to Ingresses of all namespaces.
+    cluster.put("Secret", json!({"metadata": {"name": "own", "namespace": NS, "labels": {names::OWN_CERTIFICATE: "true"}}, "data": {}}));
+    cluster.put_ingress("second", "later", "zap", Some("in"));
+    let tls = json!([{"hosts": ["zap"]}, {"hosts": ["zap.tail9999.ts.net"], "secretName": "own"}]);
+    cluster.patch("Ingress", "second", "later", &json!({"spec": {"tls": tls}}));
+    cluster.rounds(20);
+    let labels = json!({names::MANAGED: "true", names::PARENT_TYPE: names::PARENT_INGRESS, names::PARENT: "zap", names::PARENT_NAMESPACE: "first",
+        names::PROXY_GROUP: "far", names::SECRET_TYPE: "certs"});
+    let data = json!({"tls.crt": encoded("a chain"), "tls.key": encoded("a key")});
+    cluster.put("Secret", json!({"metadata": {"name": "zap.tail9999.ts.net", "namespace": NS, "labels": labels}, "data": data}));
+    let before = uid(&cluster, "zap.tail9999.ts.net");
+    // An administrator stops the only group of the Tailnet object: it has no device record any more.
+    cluster.patch("ProxyGroup", "", "in", &json!({"spec": {"replicas": 0}}));
+    for _ in 0..20 {
+        cluster.pass("in");
+        cluster.live();
+        cluster.wait(30);
+    }
+    let time = cluster.time().to_string();
+    cluster.patch("Ingress", "second", "later", &json!({"metadata": {"deletionTimestamp": time}}));
+    for _ in 0..20 {
+        cluster.pass("in");
+        cluster.live();
+        cluster.wait(30);
+    }
+    assert_eq!(uid(&cluster, "zap.tail9999.ts.net"), before, "{:#?}", cluster.takeovers);
+}
