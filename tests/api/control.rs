@@ -35,7 +35,7 @@ fn id(text: &str) -> DeviceId {
 }
 
 fn expected(hostname: &str) -> ExpectedDevice {
-    ExpectedDevice { hostnames: vec![hostname.to_owned()], tags: tags(), binding: Binding::RecordedByName }
+    ExpectedDevice { hostnames: vec![hostname.to_owned()], tags: tags(), binding: Binding::RecordedByName, created: None }
 }
 
 #[tokio::test]

@@ -54,7 +54,8 @@ pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal
         return;
     }
     let expected = if is_recorded {
-        ExpectedDevice { binding: Binding::Reread, ..ExpectedDevice::default() }
+        let created = recorded.and_then(|record| record.created);
+        ExpectedDevice { binding: Binding::Reread, created, ..ExpectedDevice::default() }
     } else {
         expected_claim(work, ordinal, replica)
     };
@@ -207,7 +208,7 @@ fn shared_with<'a>(work: &Pass<'a>, ordinal: u32, id: &DeviceId) -> Option<&'a s
 fn expected_record(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica, record: &DeviceRecord) -> ExpectedDevice {
     let tags = admitted_tags(work).into_iter().chain(record.tags.iter().cloned()).collect();
     let binding = if record.addresses.is_empty() { Binding::RecordedByName } else { Binding::Recorded };
-    ExpectedDevice { hostnames: hostnames(work, ordinal, replica), tags, binding }
+    ExpectedDevice { hostnames: hostnames(work, ordinal, replica), tags, binding, created: record.created }
 }
 
 /// Required properties of a device without a record: that it joined with the replica's key, or existed before there was one. A host name
@@ -224,7 +225,7 @@ fn expected_claim(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> E
     let is_adopted = mint.is_none() && replica.config.as_ref().is_some_and(|config| config.hostname().is_some());
     let hostnames = hostnames.take(if is_adopted { 1 } else { usize::MAX });
     let binding = mint.map_or(Binding::Adopted, |mint| Binding::Minted(mint.clone()));
-    ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: admitted_tags(work), binding }
+    ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: admitted_tags(work), binding, created: None }
 }
 
 /// Host names of a replica: in its config, and as requested now.

@@ -183,6 +183,8 @@ pub struct ExpectedDevice {
     /// Tags; whether the device must have all of them or one, `binding` says.
     pub tags: Vec<String>,
     pub binding: Binding,
+    /// Creation time of the recorded device, in seconds; `None` if it is not known.
+    pub created: Option<i64>,
 }
 
 /// Evidence that binds a device to a replica.
@@ -218,12 +220,19 @@ pub enum Mismatch {
     Key,
     #[error("it was not created while the replica's auth key was valid")]
     Time,
+    /// headscale gives an ID again after a restore of its database.
+    #[error("it was created at another time than the recorded device")]
+    Created,
 }
 
 impl ExpectedDevice {
     pub fn check(&self, id: &DeviceId, device: &Device) -> Result<(), Mismatch> {
         if !device.id.is_empty() && device.id != id.as_str() {
             return Err(Mismatch::Id);
+        }
+        let created = device.created.map(Timestamp::as_second);
+        if self.created.zip(created).is_some_and(|(recorded, created)| recorded != created) {
+            return Err(Mismatch::Created);
         }
         if self.binding == Binding::Reread {
             return Ok(());
@@ -293,6 +302,9 @@ pub struct DeviceRecord {
     pub id: DeviceId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+    /// Creation time by the control plane's clock, in seconds, if it reports one. Records of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<i64>,
     /// Tags at the time of the check.
     #[serde(default)]
     pub tags: Vec<String>,
@@ -311,7 +323,8 @@ impl DeviceRecord {
             DeviceLabel::Unknown => None,
         };
         let domain = name.as_ref().map(|name| name.domain().to_owned());
-        Self { id, domain, tags: device.tags, name, addresses: device.addresses }
+        let created = device.created.map(Timestamp::as_second);
+        Self { id, domain, created, tags: device.tags, name, addresses: device.addresses }
     }
 
     /// Whether it has name and addresses.
@@ -448,8 +461,19 @@ mod tests {
         KeyMint { id: key, created: 1_000, tags: vec!["tag:k8s".into()], hostname: "pg-0".into(), previous: Some(id("nOld")) }
     }
 
+    #[test]
+    fn device_with_the_id_of_a_recorded_one_that_was_created_at_another_time_is_another_one() {
+        let device = Device { created: Some(time(1_000)), ..device("pg-0", &["tag:k8s"]) };
+        let record = DeviceRecord::new(id("n1"), device.clone(), None);
+        assert_eq!(record.created, Some(1_000));
+        for binding in [Binding::Recorded, Binding::RecordedByName, Binding::Reread] {
+            let of = |created| ExpectedDevice { created, ..expected(binding.clone()) }.check(&id("n1"), &device);
+            assert_eq!([None, Some(1_000), Some(999)].map(of), [Ok(()), Ok(()), Err(Mismatch::Created)], "{binding:?}");
+        }
+    }
+
     fn expected(binding: Binding) -> ExpectedDevice {
-        ExpectedDevice { hostnames: vec!["pg-0".into(), "new-0".into()], tags: vec!["tag:k8s".into()], binding }
+        ExpectedDevice { hostnames: vec!["pg-0".into(), "new-0".into()], tags: vec!["tag:k8s".into()], binding, created: None }
     }
 
     fn device(hostname: &str, tags: &[&str]) -> Device {
