@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
+use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::api::names;
@@ -20,6 +21,7 @@ use crate::model::controller::ingress::HANDOVER_POLL_INTERVAL;
 use crate::model::controller::ingress::claims::INVALID_CLASS;
 use crate::model::controller::ingress::device_site;
 use crate::model::controller::ingress::standalone_certificate::retained;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::kinds::spec;
 use crate::model::controller::kinds::standalone::admission::{Admission, admit};
 use crate::model::controller::policy::assignment::GroupAssignment;
@@ -27,6 +29,7 @@ use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::admitted_tags::had_tags;
 use crate::model::controller::workload::objects::rbac::endpoints;
+use crate::model::controller::workload::objects::secrets::config_ref;
 use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{Observed, TailnetState};
@@ -56,6 +59,9 @@ fn changes<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
         Some(Parent::Service(service)) if rules.is_standalone(service) => serve(pass, service),
         Some(Parent::Ingress(ingress)) if rules.is_standalone_ingress(ingress) => publish(pass, ingress),
         Some(parent) if rules.of(parent).is_undecided() => hold(pass, parent, rules.of(parent)),
+        Some(parent) if rules.of(parent).group().is_none() && rules.uninstall.is_none() && is_unrecorded(pass) => {
+            report_unrecorded(pass, parent)
+        }
         _ => release(pass, parent),
     }
 }
@@ -68,6 +74,37 @@ fn hold<'a>(pass: &Pass<'a>, parent: Parent<'_>, assignment: GroupAssignment<'_>
     match parent {
         Parent::Service(service) => report::invalid(&mut plan, service, &[why]),
         Parent::Ingress(ingress) => report::report_fault(&mut plan, ingress, (reason, why)),
+    }
+    plan
+}
+
+/// Whether only the Tailscale operator has written the proxy. Its settings, which may be others, gave the object a proxy.
+fn is_unrecorded(pass: &Pass<'_>) -> bool {
+    let label = match pass.observed.key {
+        WorkloadKey::Ingress(..) => names::CONFIG_PARENT_INGRESS,
+        _ => names::CONFIG_PARENT,
+    };
+    let is_ours = |config: &Value| config["metadata"]["labels"][label].is_string();
+    let has_set = pass.observed.of(Kind::StatefulSet).any(|(_, set)| !is_terminating(set));
+    has_set && !pass.owned(&config_ref(pass.owner, 0)).is_some_and(|config| is_ours(config))
+}
+
+/// Leaves a proxy that the object does not request, as far as this reconciler's settings say.
+fn report_unrecorded<'a>(pass: &Pass<'a>, parent: Parent<'_>) -> PlanPart<'a> {
+    let (mut plan, owner) = (pass.part(), pass.owner);
+    let wanted = match parent {
+        Parent::Service(_) => format!("annotate it with {}: \"true\"", names::EXPOSE),
+        Parent::Ingress(_) => "set ingress.className of the chart (--ingress-class) to its class".to_owned(),
+    };
+    let why = format!(
+        "The Tailscale operator made its proxy {name}, and nothing requests one here: {wanted}, or delete StatefulSet {name} in namespace \
+         {namespace}. Until then the proxy stays as it is.",
+        name = owner.name,
+        namespace = owner.namespace,
+    );
+    match parent {
+        Parent::Service(service) => report::failed(&mut plan, service, &why),
+        Parent::Ingress(ingress) => report::report_fault(&mut plan, ingress, (reason::PROXY_FAILED, why)),
     }
     plan
 }

@@ -254,6 +254,31 @@ fn unknown_class_keeps_the_proxy_and_another_class_releases_it() {
     assert!(world.devices.is_empty() && certificates(&world).is_empty(), "{:?}", world.objects.keys());
 }
 
+/// Removes the only object that the Tailscale operator's proxy of this workload lacks.
+fn forget_config(world: &mut World) {
+    let config = names::replica_config(&workload(world), 0);
+    let taken = world.objects.len();
+    world.objects.retain(|object, _| object.name != config);
+    assert_eq!(world.objects.len(), taken - 1);
+}
+
+#[test]
+fn proxy_of_the_tailscale_operator_that_nothing_requests_here_stays_until_its_ingress_is_deleted() {
+    let mut world = world();
+    put(&mut world, json!({}), site("shop", "web"));
+    world.settle();
+    forget_config(&mut world);
+    let (key, objects, devices) = (("default".to_owned(), "shop".to_owned()), world.objects.clone(), world.devices.clone());
+    world.ingresses.get_mut(&key).and_then(|ingress| ingress.spec.as_mut()).expect("a spec").ingress_class_name = Some("vpn".into());
+    world.settle();
+    assert_eq!((&world.objects, &world.devices, addresses(&world).len()), (&objects, &devices, 1));
+    assert_eq!(world.ingresses[&key].metadata.finalizers.as_ref().map(Vec::len), Some(1));
+    assert_eq!(world.event_count("ProxyFailed"), 1);
+    world.delete_ingress("shop");
+    world.settle();
+    assert!(world.ingresses.is_empty(), "{:?}", world.ingresses);
+}
+
 #[test]
 fn ingress_moves_between_group_and_standalone() {
     let mut world = world();

@@ -120,3 +120,28 @@ fn proxies_outside_of_the_scope_are_not_touched() {
     world.settle();
     assert!(world.objects.is_empty() && world.devices.is_empty(), "{:?}", world.objects.keys());
 }
+
+#[test]
+fn proxy_of_the_tailscale_operator_that_nothing_requests_here_stays_until_it_is_deleted() {
+    for set_only in [true, false] {
+        let mut world = world();
+        put(&mut world, json!({}), balanced());
+        world.settle();
+        let config = names::replica_config(&workload(), 0);
+        world.objects.retain(|object, _| object.name != config);
+        let (objects, devices) = (world.objects.clone(), world.devices.clone());
+        // OPERATOR_DEFAULT_LOAD_BALANCER of that operator has no meaning here.
+        put(&mut world, json!({}), json!({"type": "LoadBalancer", "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"]}));
+        world.settle();
+        assert_eq!((&world.objects, &world.devices), (&objects, &devices));
+        let (_, reason, message) = condition(&world);
+        assert!(reason == "ProxyFailed" && message.contains("tailscale.com/expose"), "{reason} {message}");
+        if set_only {
+            world.objects.retain(|object, _| object.kind != Kind::StatefulSet);
+        } else {
+            world.delete_service("web");
+        }
+        world.settle();
+        assert!(!world.objects.keys().any(|object| object.name == workload()), "{set_only} {:?}", world.objects.keys());
+    }
+}
