@@ -17,7 +17,7 @@ use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::support::{Args, Point, Sheet, milliseconds, ms, processor_time, status};
+use crate::support::{Args, Point, Sheet, milliseconds, ms, processor_time, processor_time_since_start, status};
 use crate::users::Users;
 use replicas::Replica;
 
@@ -141,6 +141,7 @@ async fn measure(mut stage: Stage, (size, replicas): (usize, u8), args: &Args, s
         shown(&stage, size, args, sheet).await?;
         idle(&running, size, args, sheet).await?;
         one_more(&running, &mut users, size, args, sheet).await?;
+        restart(&stage, running, size, args, sheet).await?;
     }
     for replica in forwarding {
         replica.abort();
@@ -198,6 +199,21 @@ async fn one_more(running: &Running, users: &mut Users, size: usize, args: &Args
     sheet.plot(point("one more: applied until ready", size), "ms", taken, goal);
     sheet.plot(point("one more: requests", size), "", requests, None);
     sheet.plot(point("one more: processor time", size), "ms", processor, None);
+    Ok(())
+}
+
+/// The processor time of a start with all objects in place, until it rests as the leader.
+async fn restart(stage: &Stage, running: Running, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
+    running.kill();
+    let mut used = Vec::new();
+    for _ in 0..args.repetitions(5) {
+        let running = stage.reconciler_with("next", 9100, &["--tenancy", "open"]);
+        running.leads(true).await;
+        settled(&running).await?;
+        used.push(ms(processor_time_since_start(running.id())?));
+        running.kill();
+    }
+    sheet.plot(point("start with all of them: processor time", size), "ms", used, None);
     Ok(())
 }
 
