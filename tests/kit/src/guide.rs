@@ -35,7 +35,7 @@ pub enum Fate {
 use Fate::{NotRun, RunBy};
 
 /// Every block of the documents, by its first words.
-pub const BLOCKS: [(&str, &str, Fate); 35] = [
+pub const BLOCKS: [(&str, &str, Fate); 36] = [
     (README, "$ make demo", NotRun("the tier demo runs the demo")),
     (README, "$ make image", RunBy(&[CROSSING])),
     (README, "$ kubectl annotate", RunBy(&[CROSSING])),
@@ -61,6 +61,7 @@ pub const BLOCKS: [(&str, &str, Fate); 35] = [
     (UPGRADE, "$ kubectl apply --server-side", RunBy(&[SERVICES])),
     (UPGRADE, "$ kubectl set image", RunBy(&[SERVICES])),
     (MIGRATE, "$ kubectl get deployments", RunBy(&[GROUP, SITES])),
+    (MIGRATE, "$ kubectl get deployment -n", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ kubectl get secret", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ kubectl scale -n tailscale deployment/operator", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ helm install", RunBy(&[GROUP, SITES])),

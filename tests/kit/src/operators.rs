@@ -56,6 +56,8 @@ impl Stage {
     /// Takes over from the Tailscale operator with the commands of docs/migrate.md.
     pub fn take_over(&self) {
         self.guide.run(MIGRATE, "$ kubectl get deployments", &[]);
+        let settings = self.guide.run(MIGRATE, "$ kubectl get deployment -n", &[]);
+        assert!(settings.contains("\nPROXY_TAGS=tag:k8s\n"), "{settings}");
         let printed = self.guide.run(MIGRATE, "$ kubectl get secret", &[]);
         let id = printed.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {printed:?}"));
         println!("their operator is {id}");
