@@ -99,27 +99,32 @@ impl ClusterCache {
         let backends = named.into_iter().filter_map(found).map(|(service, id)| (id, service)).collect();
         // Services of an egress group, possibly very many, request nothing.
         let services = self.services(key);
-        let asking = || services.iter().filter(|(_, service)| self.assignment.published(service).group().is_some());
-        let backed = asking().map(|(id, _)| id).filter(|id| self.indices.backed.contains_key(*id)).cloned().collect();
+        let asking: Vec<_> = services.iter().filter(|(_, service)| self.assignment.published(service).group().is_some()).collect();
+        let backed = asking.iter().map(|(id, _)| *id).filter(|id| self.indices.backed.contains_key(*id)).cloned().collect();
         let config = ObjectRef::new(Kind::ConfigMap, namespace, names::ingress_config(key.group_name()));
         let origins = members.and_then(|members| members.owned.get(&config)).map(|config| IngressConfigMap::origins(config));
         let origins = origins.unwrap_or_default();
         let recorded = origins.keys().filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
         let labels = ingresses.values().map(|ingress| ingress_label(ingress));
-        let labels: BTreeSet<String> = labels.chain(asking().map(|(_, service)| service_label(service))).chain(recorded).collect();
+        let labels: BTreeSet<String> = labels.chain(asking.iter().map(|(_, service)| service_label(service))).chain(recorded).collect();
         let namesakes = self.namesakes(key, &labels);
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(key, label)));
         let mut rivals: BTreeMap<_, _> = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
         let publisher = |source, (namespace, name): &Id| Publisher { source, namespace: namespace.clone(), name: name.clone() };
         let requests = ingresses.iter().map(|(id, ingress)| (service_name(&ingress_label(ingress)), publisher(PublishSource::Ingress, id)));
         let requests = requests
-            .chain(asking().map(|(id, service)| (service_name(&service_label(service)), publisher(PublishSource::Service, id))))
+            .chain(asking.iter().map(|(id, service)| (service_name(&service_label(service)), publisher(PublishSource::Service, id))))
             .chain(origins.iter().filter_map(|(name, origin)| Some((name.clone(), of(origin)?))));
         for (name, claimant) in requests.collect::<BTreeSet<_>>() {
             if let Some(conflict) = self.proxy(key, &claimant) {
                 rivals.entry(name).or_default().push(conflict);
             }
         }
+        let claimants = ingresses.keys().map(|id| publisher(PublishSource::Ingress, id));
+        let claimants = claimants.chain(asking.iter().map(|(id, _)| publisher(PublishSource::Service, id)));
+        // Objects that the config of another group has.
+        let is_elsewhere = |groups: &BTreeSet<WorkloadKey>| groups.iter().any(|group| group != key);
+        let served_by_others = claimants.filter(|claimant| self.indices.recorded.get(claimant).is_some_and(is_elsewhere)).collect();
         PublishInputs {
             class_fault: self.class_fault(),
             ingresses,
@@ -130,20 +135,10 @@ impl ClusterCache {
             backed,
             rivals,
             namesakes,
-            served_by_others: self.served_by_others(key),
+            served_by_others,
             listed: None,
             approved: BTreeMap::new(),
         }
-    }
-
-    /// Objects of a workload that the config of another group has.
-    fn served_by_others(&self, key: &WorkloadKey) -> BTreeSet<Publisher> {
-        let Some(members) = self.indices.workloads.get(key) else { return BTreeSet::new() };
-        let publisher = |source, (namespace, name): &Id| Publisher { source, namespace: namespace.clone(), name: name.clone() };
-        let ingresses = members.ingresses.keys().map(|id| publisher(PublishSource::Ingress, id));
-        let services = members.services.iter().filter(|(_, service)| self.assignment.published(service).group().is_some());
-        let all = ingresses.chain(services.map(|(id, _)| publisher(PublishSource::Service, id)));
-        all.filter(|claimant| self.indices.recorded.get(claimant).is_some_and(|groups| groups.iter().any(|group| group != key))).collect()
     }
 
     /// The proxy that an object of a group has or gets.

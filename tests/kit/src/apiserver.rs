@@ -7,7 +7,7 @@ mod requests;
 mod reuse;
 mod snapshot;
 
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ use snapshot::{ETCD, Snapshot};
 use crate::audit_policy;
 use crate::logs::print_ends;
 use crate::servers::{GARBAGE_COLLECTION, servers};
-use crate::wait::{eventually_async, report_boot};
+use crate::wait::{eventually, eventually_async, report_boot};
 
 /// The addresses of the API servers in their namespace; certificates are not possible for a loopback address.
 const ADDRESSES: [&str; 2] = ["10.99.0.2", "10.99.0.3"];
@@ -242,9 +242,16 @@ impl Cluster {
         server.wait().expect("ended");
     }
 
-    /// Freezes the API server: connections stay and nothing answers.
+    /// Freezes the API server: connections stay and nothing answers. On a busy machine a thread may run on for a moment.
     pub fn freeze_server(&self) {
         self.signal(Signal::SIGSTOP);
+        let threads = format!("/proc/{}/task", self.server.as_ref().expect("a running API server").id());
+        // The state follows the name, which is in brackets.
+        let is_stopped = |thread: std::io::Result<DirEntry>| {
+            let stat = thread.and_then(|thread| fs::read_to_string(thread.path().join("stat")));
+            stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T')))
+        };
+        eventually("a stopped API server", DEADLINE, || fs::read_dir(&threads).expect("threads").all(is_stopped).then_some(()));
     }
 
     /// Resumes the API server.

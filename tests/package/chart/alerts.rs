@@ -260,7 +260,8 @@ fn page() -> String {
 }
 
 const PAGE: &str = "# Prometheus alerts\n\nThe chart installs these alerts with `prometheusRule.enabled`. They need the metrics of \
-                    [metrics.md](metrics.md).\n\n```console\n$ helm upgrade tailyard charts/tailyard --namespace tailscale \
+                    [metrics.md](metrics.md);\nthose of proxies also a ProxyClass with `spec.metrics: {enable: true, serviceMonitor: {enable: true}}`, \
+                    for all of them as the chart's\n`defaultProxyClass`.\n\n```console\n$ helm upgrade tailyard charts/tailyard --namespace tailscale \
                     --reset-then-reuse-values \\\n    --set prometheusRule.enabled=true,metrics.serviceMonitor.enabled=true\n```\n";
 const TITLES: [(&str, &str); 3] =
     [("tailyard-reconciler", "Reconciler"), ("tailyard-proxy", "Replicas"), ("tailyard-ingress", "Ingress replicas")];

@@ -60,10 +60,13 @@ pub(super) fn faults(output: &Output, end: End, errors: &str) -> Vec<Fault> {
     faults
 }
 
-/// Why a test failed, on one line: the last panic of its output, since a scenario repeats the panic inside with its name. The end of a log
-/// is all that some of its readers have.
+/// Why a test failed, on one line: the first panic of its output, as others follow from it. The end of a log is all that some of its readers
+/// have.
 fn reason(output: &str) -> String {
-    let panic = output.rsplit_once(" panicked at ").map(|(_, panic)| panic.split("\nnote: ").next().unwrap_or_default());
+    let panic = output.split_once(" panicked at ").map(|(_, panic)| {
+        let end = ["\nstack backtrace:", "\nnote: "].iter().filter_map(|end| panic.find(end)).min();
+        &panic[..end.unwrap_or(panic.len())]
+    });
     let words = panic.into_iter().flat_map(str::split_whitespace);
     let text = iter::once("failed").chain(words).collect::<Vec<_>>().join(" ");
     text.chars().take(REASON_LENGTH).collect()
@@ -129,9 +132,10 @@ mod tests {
     }
 
     #[test]
-    fn reason_of_a_failed_test_is_its_last_panic_on_one_line() {
-        let output = "test a part ... FAILED <0.100s>\nthread 'a' panicked at a.rs:1:2:\ninner\nnote: run\n\nthread 'a' panicked at b.rs:3:4:\na part: 1\n  of 2\nnote: run";
-        assert_eq!(reason(output), "failed b.rs:3:4: a part: 1 of 2");
+    fn reason_of_a_failed_test_is_its_first_panic_on_one_line() {
+        let output = "a line\nthread 'a' panicked at a.rs:1:2:\nleft: 1\n  right: 2\nstack backtrace:\n   0: b\nnote: run\n\nthread 'b' panicked at b.rs:3:4:\nno answer";
+        assert_eq!(reason(output), "failed a.rs:1:2: left: 1 right: 2");
+        assert_eq!(reason("thread 'a' panicked at a.rs:1:2:\nno answer\nnote: run"), "failed a.rs:1:2: no answer");
         assert_eq!(reason("Error: no file"), "failed");
         assert_eq!(reason(&format!(" panicked at {}", "x".repeat(5_000))).len(), REASON_LENGTH);
     }
