@@ -9,35 +9,47 @@ fn uid(cluster: &Cluster, name: &str) -> Option<String> {
     cluster.object("Secret", NS, name).map(|secret| secret["metadata"]["uid"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Two groups of different tailnets have one label; the Ingress of one is deleted.
-#[test]
-fn withdrawn_name_deletes_no_certificate_of_a_group_of_another_tailnet() {
+/// Groups `in` and `far` of two tailnets; `far` serves an Ingress of the name `zap`.
+fn two_tailnets() -> Cluster {
     let mut cluster = Cluster::new();
     cluster.put_backends(&["first", "second"]);
     cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
     cluster.put("ProxyGroup", json!({"metadata": {"name": "far"}, "spec": {"type": "ingress", "replicas": 1, "tailnet": "t2"}}));
     cluster.put_ingress("first", "zap", "zap", Some("far"));
+    cluster
+}
+
+/// Creates the certificate of the Ingress of [`two_tailnets`]; returns its UID.
+fn put_certificate_of_far(cluster: &mut Cluster) -> Option<String> {
     let labels = json!({names::MANAGED: "true", names::PARENT_TYPE: names::PARENT_INGRESS, names::PARENT: "zap", names::PARENT_NAMESPACE: "first",
         names::PROXY_GROUP: "far", names::SECRET_TYPE: "certs"});
     let data = json!({"tls.crt": encoded("a chain"), "tls.key": encoded("a key")});
     cluster.put("Secret", json!({"metadata": {"name": "zap.tail9999.ts.net", "namespace": NS, "labels": labels}, "data": data}));
-    let before = uid(&cluster, "zap.tail9999.ts.net");
-    cluster.put_ingress("second", "later", "zap", Some("in"));
-    for _ in 0..10 {
-        cluster.pass("in");
+    uid(cluster, "zap.tail9999.ts.net")
+}
+
+/// Passes of one group, this many seconds apart.
+fn pass_often(cluster: &mut Cluster, group: &str, count: usize, seconds: i64) {
+    for _ in 0..count {
+        cluster.pass(group);
         cluster.live();
-        cluster.wait(1);
+        cluster.wait(seconds);
     }
+}
+
+/// Two groups of different tailnets have one label; the Ingress of one is deleted.
+#[test]
+fn withdrawn_name_deletes_no_certificate_of_a_group_of_another_tailnet() {
+    let mut cluster = two_tailnets();
+    let before = put_certificate_of_far(&mut cluster);
+    cluster.put_ingress("second", "later", "zap", Some("in"));
+    pass_often(&mut cluster, "in", 10, 1);
     assert_eq!(uid(&cluster, "zap.tail9999.ts.net"), before);
     let observed = cluster.observe(&cluster.cache, "in").owned;
     assert!(observed.keys().all(|object| object.name != "zap.tail9999.ts.net"), "it is in no quota of the group");
     let time = cluster.time().to_string();
     cluster.patch("Ingress", "second", "later", &json!({"metadata": {"deletionTimestamp": time}}));
-    for _ in 0..20 {
-        cluster.pass("in");
-        cluster.live();
-        cluster.wait(30);
-    }
+    pass_often(&mut cluster, "in", 20, 30);
     assert!(cluster.object("Ingress", "second", "later").is_none(), "released");
     assert_eq!(uid(&cluster, "zap.tail9999.ts.net"), before, "{:#?}", cluster.takeovers);
 }
@@ -85,11 +97,7 @@ fn group_of_another_tailnet_object_takes_no_name_of_the_same_tailnet() {
     assert!(cluster.settles(), "{:?}", cluster.events);
     let before = cluster.vips["svc:shop"].clone();
     cluster.put_ingress("second", "later", "shop", Some("in2"));
-    for _ in 0..20 {
-        cluster.pass("in2");
-        cluster.live();
-        cluster.wait(1);
-    }
+    pass_often(&mut cluster, "in2", 20, 1);
     let advertises = |cluster: &Cluster, group: &str| {
         cluster.observe(&cluster.cache, group).replicas[&0]
             .config
@@ -99,11 +107,7 @@ fn group_of_another_tailnet_object_takes_no_name_of_the_same_tailnet() {
     let taken = (advertises(&cluster, "in2"), cluster.vips["svc:shop"] != before);
     let time = cluster.time().to_string();
     cluster.patch("Ingress", "second", "later", &json!({"metadata": {"deletionTimestamp": time}}));
-    for _ in 0..20 {
-        cluster.pass("in2");
-        cluster.live();
-        cluster.wait(30);
-    }
+    pass_often(&mut cluster, "in2", 20, 30);
     let is_published = cluster.vips.contains_key("svc:shop");
     assert_eq!(
         (taken, is_published),
@@ -169,46 +173,26 @@ fn key_of_a_proxy_in_another_tailnet_delays_no_replica() {
     // Its key is minutes old, and no device is recorded.
     cluster.patch("Secret", NS, &format!("{workload}-0-config"), &json!({"metadata": {"annotations": {names::DEVICE: null}}}));
     cluster.put("ProxyGroup", json!({"metadata": {"name": "far"}, "spec": {"type": "egress", "replicas": 1, "tailnet": "t2"}}));
-    for _ in 0..20 {
-        cluster.pass("far");
-        cluster.live();
-        cluster.wait(30);
-    }
+    pass_often(&mut cluster, "far", 20, 30);
     let status = cluster.object("ProxyGroup", "", "far").map(|group| group["status"]["conditions"].to_string());
     assert!(cluster.minted.iter().any(|key| key.of == "far"), "no key in ten minutes: {status:?}");
 }
 
 #[test]
 fn host_that_an_ingress_names_makes_no_certificate_of_another_tailnet_the_groups() {
-    let mut cluster = Cluster::new();
-    cluster.put_backends(&["first", "second"]);
-    cluster.put("ProxyGroup", json!({"metadata": {"name": "in"}, "spec": {"type": "ingress", "replicas": 1}}));
-    cluster.put("ProxyGroup", json!({"metadata": {"name": "far"}, "spec": {"type": "ingress", "replicas": 1, "tailnet": "t2"}}));
-    cluster.put_ingress("first", "zap", "zap", Some("far"));
+    let mut cluster = two_tailnets();
     // A certificate that an administrator permits to Ingresses of all namespaces.
     cluster.put("Secret", json!({"metadata": {"name": "own", "namespace": NS, "labels": {names::OWN_CERTIFICATE: "true"}}, "data": {}}));
     cluster.put_ingress("second", "later", "zap", Some("in"));
     let tls = json!([{"hosts": ["zap"]}, {"hosts": ["zap.tail9999.ts.net"], "secretName": "own"}]);
     cluster.patch("Ingress", "second", "later", &json!({"spec": {"tls": tls}}));
     cluster.rounds(20);
-    let labels = json!({names::MANAGED: "true", names::PARENT_TYPE: names::PARENT_INGRESS, names::PARENT: "zap", names::PARENT_NAMESPACE: "first",
-        names::PROXY_GROUP: "far", names::SECRET_TYPE: "certs"});
-    let data = json!({"tls.crt": encoded("a chain"), "tls.key": encoded("a key")});
-    cluster.put("Secret", json!({"metadata": {"name": "zap.tail9999.ts.net", "namespace": NS, "labels": labels}, "data": data}));
-    let before = uid(&cluster, "zap.tail9999.ts.net");
+    let before = put_certificate_of_far(&mut cluster);
     // An administrator stops the only group of the Tailnet object: it has no device record any more.
     cluster.patch("ProxyGroup", "", "in", &json!({"spec": {"replicas": 0}}));
-    for _ in 0..20 {
-        cluster.pass("in");
-        cluster.live();
-        cluster.wait(30);
-    }
+    pass_often(&mut cluster, "in", 20, 30);
     let time = cluster.time().to_string();
     cluster.patch("Ingress", "second", "later", &json!({"metadata": {"deletionTimestamp": time}}));
-    for _ in 0..20 {
-        cluster.pass("in");
-        cluster.live();
-        cluster.wait(30);
-    }
+    pass_often(&mut cluster, "in", 20, 30);
     assert_eq!(uid(&cluster, "zap.tail9999.ts.net"), before, "{:#?}", cluster.takeovers);
 }
