@@ -8,8 +8,7 @@ use super::ClusterCache;
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::key::{PublishSource, WorkloadKey};
-use crate::model::controller::kinds::tailnet::TAILSCALE;
-use crate::model::controller::workload::device_index::{OtherTailnets, login_server};
+use crate::model::controller::workload::device_index::{OtherTailnets, TAILSCALE, login_server};
 
 impl ClusterCache {
     /// Whether two workloads are in one tailnet: that of one Tailnet object, else of one login server and one domain in device records. A group

@@ -14,12 +14,10 @@ use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::control_plane::Capabilities;
+use crate::model::controller::workload::device_index::TAILSCALE;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::finalizers::Validation;
 use crate::model::tailnet::supervise::Secret;
-
-/// Tailscale's control plane.
-pub const TAILSCALE: &str = "https://controlplane.tailscale.com";
 
 /// Credentials of a control plane; the variant also selects its API. `Token`: source of a federated client's token, an audience or a
 /// location.

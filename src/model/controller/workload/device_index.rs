@@ -56,15 +56,17 @@ pub struct DeviceIndex {
     domains: OrdMap<(String, String), usize>,
 }
 
-/// Tailscale's login server, and another URL of it.
-const TAILSCALE: [&str; 2] = ["https://controlplane.tailscale.com", "https://login.tailscale.com"];
+/// URL of Tailscale's login server.
+pub const TAILSCALE: &str = "https://controlplane.tailscale.com";
+/// Another URL of it.
+const TAILSCALE_LOGIN: &str = "https://login.tailscale.com";
 
 /// One text for all URLs of a login server: in lower case, without the default port and slashes at the end.
 pub fn login_server(url: &str) -> String {
     let url = url.trim().trim_end_matches('/').to_ascii_lowercase();
     let port = if url.starts_with("https:") { ":443" } else { ":80" };
     let url = url.strip_suffix(port).unwrap_or(&url);
-    if TAILSCALE.contains(&url) { TAILSCALE[0].to_owned() } else { url.to_owned() }
+    if url == TAILSCALE_LOGIN { TAILSCALE.to_owned() } else { url.to_owned() }
 }
 
 impl DeviceIndex {

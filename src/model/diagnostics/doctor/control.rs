@@ -10,7 +10,8 @@ use super::facts::{ClusterFacts, CredentialCheck, CredentialOutcome};
 use super::{Check, ReadResult, is_reconciler, page};
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::kinds::tailnet;
-use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
+use crate::model::controller::kinds::tailnet::Credentials;
+use crate::model::controller::workload::device_index::TAILSCALE;
 use crate::model::tailnet::supervise::Secret;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

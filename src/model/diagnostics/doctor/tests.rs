@@ -9,7 +9,8 @@ use super::cluster::{ClusterFacts, CredentialCheck, CredentialOutcome, DEFINITIO
 use super::*;
 use crate::api::localapi::DebugRejects;
 use crate::api::names;
-use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
+use crate::model::controller::kinds::tailnet::Credentials;
+use crate::model::controller::workload::device_index::TAILSCALE;
 use crate::model::diagnostics::overview::LiveStatus;
 use crate::model::tailnet::rejects::recent;
 
