@@ -24,7 +24,7 @@ pub use reason::Reason;
 
 use crate::model::base::net::{Family, InterfaceName, Port, PortKey};
 use crate::model::base::small_set::SortedSet;
-use crate::model::firewall::ruleset::Ruleset;
+use crate::model::firewall::ruleset::{Ruleset, SiblingAddresses};
 use crate::model::plan::world::World;
 
 /// Served and rejected services.
@@ -102,14 +102,12 @@ impl Planned {
     }
 }
 
-/// Sibling replicas of each address of the Pod.
-fn siblings(world: &World) -> OrdMap<IpAddr, SortedSet<IpAddr>> {
+/// Siblings of the Pod's first address of each family.
+fn siblings(world: &World) -> OrdMap<Family, SiblingAddresses> {
     let own: BTreeSet<IpAddr> = world.pod_ips.iter().map(IpAddr::to_canonical).collect();
-    let of = |own_ip: &IpAddr| -> SortedSet<IpAddr> {
-        let is_sibling = |ip: &&IpAddr| Family::of(**ip) == Family::of(*own_ip) && !own.contains(ip);
-        world.siblings.iter().filter(is_sibling).copied().collect()
-    };
-    own.iter().map(|ip| (*ip, of(ip))).filter(|(_, siblings)| !siblings.is_empty()).collect()
+    let first: BTreeMap<Family, IpAddr> = own.iter().rev().map(|ip| (Family::of(*ip), *ip)).collect();
+    let of = |ip| SiblingAddresses::new(ip, world.siblings.difference(&own).copied());
+    first.into_iter().filter_map(|(family, ip)| Some((family, of(ip)?))).collect()
 }
 
 /// First address of this node for each family.

@@ -43,10 +43,9 @@ pub struct Ruleset {
     /// Targets of packets from the cluster to an address of the Pod, any protocol and port except reserved ones, same family. Without
     /// target they are rejected.
     pub from_cluster: OrdMap<IpAddr, SortedSet<IpAddr>>,
-    /// Address of the Pod → addresses of the sibling replicas in its family. While the tunnel of this replica is closed, one of them gets
-    /// its new flows to match ports. nftables only.
+    /// Sibling replicas. While the tunnel of this replica is closed, one of them gets its new flows to match ports. nftables only.
     #[serde(skip_serializing_if = "OrdMap::is_empty")]
-    pub siblings: OrdMap<IpAddr, SortedSet<IpAddr>>,
+    pub siblings: OrdMap<Family, SiblingAddresses>,
     /// Ports of the Pod itself, excluded from `from_cluster`.
     pub reserved: BTreeSet<PortKey>,
 }
@@ -65,8 +64,43 @@ impl Ruleset {
         }
     }
 
+    /// Addresses of all sibling replicas.
+    pub fn sibling_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.siblings.values().flat_map(SiblingAddresses::others).copied()
+    }
+
     pub fn forwards(&self) -> bool {
         !(self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty())
+    }
+}
+
+/// Address of this replica in the cluster, and those of its siblings in the same family: at least one, none its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SiblingAddresses {
+    own: IpAddr,
+    others: SortedSet<IpAddr>,
+}
+
+impl SiblingAddresses {
+    /// `None` if no other replica has an address of this family.
+    pub fn new(own: IpAddr, replicas: impl IntoIterator<Item = IpAddr>) -> Option<Self> {
+        let is_other = |ip: &IpAddr| *ip != own && Family::of(*ip) == Family::of(own);
+        let others: SortedSet<IpAddr> = replicas.into_iter().filter(is_other).collect();
+        (!others.is_empty()).then_some(Self { own, others })
+    }
+
+    pub fn own(&self) -> IpAddr {
+        self.own
+    }
+
+    pub fn others(&self) -> &[IpAddr] {
+        &self.others
+    }
+
+    /// The sibling that gets this replica's flows: the next address in their order, so that each replica is the fallback of one other.
+    pub fn fallback(&self) -> IpAddr {
+        let next = self.others.partition_point(|ip| *ip < self.own);
+        self.others[next % self.others.len()]
     }
 }
 
@@ -94,7 +128,7 @@ pub struct Delta {
     pub from_cluster: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
     /// Changes of sibling replicas.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub siblings: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
+    pub siblings: BTreeMap<Family, Edit<SiblingAddresses>>,
 }
 
 impl Delta {

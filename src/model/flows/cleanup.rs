@@ -48,8 +48,8 @@ pub struct FlowChanges<'a> {
     from_cluster: AffectedFlows<'a, IpAddr, IpAddr>,
     /// Former addresses of this node.
     lost: Vec<IpAddr>,
-    /// Addresses of former sibling replicas, which other Pods may have now.
-    former_siblings: BTreeSet<IpAddr>,
+    /// Addresses of the sibling replicas, if they may have changed: another Pod may have that of a former one.
+    siblings: Option<BTreeSet<IpAddr>>,
 }
 
 enum FlowStatus {
@@ -69,6 +69,8 @@ impl<'a> FlowChanges<'a> {
         // TCP flows drain to their old targets: while these are reachable, none ends and few flows need listing.
         let live = |key: &PortKey| past.rules.ports.get(key).into_iter().flatten().all(|target| reachable(target.ip()));
         ports.retain(|key, targets| key.proto != Proto::Tcp || targets.is_none() || !live(key));
+        let siblings: BTreeSet<IpAddr> = after.sibling_addresses().collect();
+        let siblings = (past.siblings != siblings || !delta.siblings.is_empty()).then_some(siblings);
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
         Self {
             before: &past.rules,
@@ -78,14 +80,14 @@ impl<'a> FlowChanges<'a> {
             from_tailnet: touched(&delta.from_tailnet),
             from_cluster: touched(&delta.from_cluster),
             lost: past.own.iter().copied().filter(|ip| !ours(ip)).collect(),
-            former_siblings: &siblings(&past.rules) - &siblings(after),
+            siblings,
         }
     }
 
     /// Compares all flows with the current ruleset: at startup, for flows of an earlier process, and when a target leaves the tailnet while
     /// flows drain to it.
     ///
-    /// Flows of keys that are not in the ruleset are ignored, as another program may own them.
+    /// Flows of keys that are not in the ruleset are ignored, as another program may own them. At startup siblings may not be known yet.
     pub fn audit(now: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         Self {
             before: now,
@@ -95,7 +97,7 @@ impl<'a> FlowChanges<'a> {
             from_tailnet: every(&now.from_tailnet),
             from_cluster: every(&now.from_cluster),
             lost: Vec::new(),
-            former_siblings: BTreeSet::new(),
+            siblings: Some(now.sibling_addresses().collect()).filter(|siblings: &BTreeSet<_>| !siblings.is_empty()),
         }
     }
 
@@ -105,7 +107,7 @@ impl<'a> FlowChanges<'a> {
     }
 
     fn is_about_ports(&self) -> bool {
-        self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty() && self.former_siblings.is_empty()
+        self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty() && self.siblings.is_none()
     }
 
     /// Smallest listing that includes every flow that may end.
@@ -140,7 +142,7 @@ impl<'a> FlowChanges<'a> {
         if flow.status & SRC_NAT != 0 && self.lost.contains(&flow.reply.destination.ip()) {
             return FlowStatus::Removed;
         }
-        if flow.mark & FALLBACK_MARK != 0 && self.former_siblings.contains(&flow.target().ip()) {
+        if flow.mark & FALLBACK_MARK != 0 && self.siblings.as_ref().is_some_and(|siblings| !siblings.contains(&flow.target().ip())) {
             return FlowStatus::Removed;
         }
         // In the order of the rules' map lookups. Affected keys first: they are few, and each is or was in the rules.
@@ -162,11 +164,6 @@ impl<'a> FlowChanges<'a> {
     fn has(&self, key: impl Fn(&Ruleset) -> bool) -> bool {
         key(self.before) || key(self.after)
     }
-}
-
-/// Addresses of all sibling replicas.
-fn siblings(rules: &Ruleset) -> BTreeSet<IpAddr> {
-    rules.siblings.values().flatten().copied().collect()
 }
 
 /// Edits that remove a key or a target.

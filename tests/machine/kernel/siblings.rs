@@ -8,7 +8,7 @@ use tailyard::edge::link::routing_rules::{open_tunnel, sync};
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::base::small_set::SortedSet;
 use tailyard::model::firewall::routing::rules;
-use tailyard::model::firewall::ruleset::Ruleset;
+use tailyard::model::firewall::ruleset::{Ruleset, SiblingAddresses};
 
 use crate::kernel::firewall::{Backend, Firewall};
 use kit::netns::{Greeting, Lab, Node, Server, Shape};
@@ -40,7 +40,8 @@ impl Group {
             for proto in Proto::ALL {
                 ruleset.ports.insert(PortKey { proto, port: Port::new(MATCH_PORT).expect("not zero") }, to.clone());
             }
-            ruleset.siblings = Family::ALL.iter().map(|family| (own.cluster[family], SortedSet::from([other.cluster[family]]))).collect();
+            let siblings = |family| SiblingAddresses::new(own.cluster[&family], [other.cluster[&family]]);
+            ruleset.siblings = Family::ALL.into_iter().filter_map(|family| Some((family, siblings(family)?))).collect();
             show_tunnel(own);
             Firewall::load(Backend::Nftables, own, ruleset)
         });

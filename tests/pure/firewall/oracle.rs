@@ -8,8 +8,7 @@ use proptest::prelude::*;
 
 use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::base::small_set::SortedSet;
-use tailyard::model::firewall::ruleset::Ruleset;
+use tailyard::model::firewall::ruleset::{Ruleset, SiblingAddresses};
 
 /// One of a few addresses: `which` is 0 to 7, even ones are IPv4.
 fn address(net: u8, which: u8) -> IpAddr {
@@ -33,13 +32,11 @@ pub(crate) fn rulesets() -> impl Strategy<Value = Ruleset> {
     let target = (0..8u8, prop_oneof![Just(53u16), Just(5432)]).prop_map(|(which, port)| SocketAddr::new(address(2, which), port));
     let hosts = |net| btree_map((0..4u8).prop_map(move |which| address(net, which)), addresses(2), 0..3);
     let ports = btree_map(keys(), btree_set(target, 0..5), 0..12);
-    let siblings = btree_map((0..4u8).prop_map(|which| address(1, which)), addresses(4), 0..3);
+    let siblings = (btree_set(0..4u8, 0..3), addresses(4));
     (ports, hosts(1), hosts(3), btree_set(keys(), 0..2), btree_set(0..2u8, 0..3), siblings).prop_map(
-        |(ports, from_cluster, from_tailnet, reserved, own, siblings)| {
-            let of = |ip: IpAddr, all: BTreeSet<IpAddr>| -> SortedSet<IpAddr> {
-                all.into_iter().filter(|sibling| Family::of(*sibling) == Family::of(ip)).collect()
-            };
-            let siblings = siblings.into_iter().map(|(ip, all)| (ip, of(ip, all))).collect();
+        |(ports, from_cluster, from_tailnet, reserved, own, (pod, replicas))| {
+            let siblings = pod.into_iter().filter_map(|which| SiblingAddresses::new(address(1, which), replicas.iter().copied()));
+            let siblings = siblings.map(|of| (Family::of(of.own()), of)).collect();
             let own = own.into_iter().map(|which| address(9, which));
             let source: BTreeMap<Family, IpAddr> = own.map(|ip| (Family::of(ip), ip)).collect();
             let interface = InterfaceName::tailscale0();

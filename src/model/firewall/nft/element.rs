@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
-use crate::model::firewall::ruleset::{Delta, Edit, Ruleset, SLOTS};
+use crate::model::firewall::ruleset::{Delta, Edit, Ruleset, SLOTS, SiblingAddresses};
 
 /// A map or set of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -203,8 +203,8 @@ pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
             host(&mut list, side, *ip, targets);
         }
     }
-    for (own, siblings) in &ruleset.siblings {
-        fallback(&mut list, *own, siblings);
+    for (family, siblings) in &ruleset.siblings {
+        fallback(&mut list, *family, siblings);
     }
     list.sort_unstable();
     list.dedup();
@@ -234,10 +234,10 @@ pub fn edits(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Edits {
             }
         }
     }
-    for (own, Edit { before, after }) in &delta.siblings {
+    for (family, Edit { before, after }) in &delta.siblings {
         for (list, siblings) in [(&mut old, before), (&mut new, after)] {
             if let Some(siblings) = siblings {
-                fallback(list, *own, siblings);
+                fallback(list, *family, siblings);
             }
         }
     }
@@ -286,13 +286,11 @@ fn host(list: &mut Vec<Element>, side: PacketSide, ip: IpAddr, targets: &[IpAddr
     }
 }
 
-/// The sibling after this replica gets its flows, in the order of their addresses: each replica is the fallback of one other.
-fn fallback(list: &mut Vec<Element>, own: IpAddr, siblings: &[IpAddr]) {
-    let family = Family::of(own);
-    let Some(next) = siblings.iter().find(|ip| **ip > own).or(siblings.first()) else { return };
-    list.push(Element { set: Set::Fallback(family), key: ElementKey::Host(own), value: Some(Value::Address(*next)) });
+fn fallback(list: &mut Vec<Element>, family: Family, siblings: &SiblingAddresses) {
+    let (own, value) = (ElementKey::Host(siblings.own()), Some(Value::Address(siblings.fallback())));
+    list.push(Element { set: Set::Fallback(family), key: own, value });
     let replica = |ip: &IpAddr| Element { set: Set::Replica(family), key: ElementKey::Host(*ip), value: None };
-    list.extend(siblings.iter().chain([&own]).map(replica));
+    list.extend(siblings.others().iter().chain([&siblings.own()]).map(replica));
 }
 
 /// Every slot with its target; empty without targets.

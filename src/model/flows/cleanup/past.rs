@@ -18,6 +18,8 @@ pub struct RulesetHistory {
     /// Each key with all its targets.
     pub(super) rules: Ruleset,
     pub(super) own: BTreeSet<IpAddr>,
+    /// Addresses of sibling replicas.
+    pub(super) siblings: BTreeSet<IpAddr>,
     /// Routes of peers at that time.
     tailnet: NetMap,
 }
@@ -25,18 +27,18 @@ pub struct RulesetHistory {
 impl RulesetHistory {
     /// A history of only the ruleset in force, with the netmap it was planned for.
     pub fn of(rules: &Ruleset, netmap: Option<&NetMap>) -> Self {
-        let mut past = Self { rules: rules.clone(), own: BTreeSet::new(), tailnet: NetMap::default() };
+        let mut past = Self { rules: rules.clone(), own: BTreeSet::new(), siblings: BTreeSet::new(), tailnet: NetMap::default() };
         past.add(rules, netmap);
         past
     }
 
     pub fn add(&mut self, rules: &Ruleset, netmap: Option<&NetMap>) {
-        let Delta { ports, from_tailnet, from_cluster, siblings, .. } = diff(&self.rules, rules);
+        let Delta { ports, from_tailnet, from_cluster, .. } = diff(&self.rules, rules);
         join(&mut self.rules.ports, ports);
         join(&mut self.rules.from_tailnet, from_tailnet);
         join(&mut self.rules.from_cluster, from_cluster);
-        join(&mut self.rules.siblings, siblings);
         self.own.extend(rules.source.values());
+        self.siblings.extend(rules.sibling_addresses());
         if let Some(netmap) = netmap {
             let routes = &mut self.tailnet.routes;
             let new = |item| if let DiffItem::Add(route) = item { Some(*route) } else { None };

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::base::net::{Family, InterfaceName, Port, Proto};
+use crate::model::firewall::ruleset::SiblingAddresses;
 use crate::model::flows::flow::{DST_NAT, Tuple};
 
 const OWN: &str = "100.64.0.1:4000";
@@ -271,8 +272,8 @@ fn passed(key: PortKey, sibling: &str) -> Flow {
 }
 
 fn beside(ports: &[(PortKey, &[&str])], siblings: &[&str]) -> Ruleset {
-    let siblings = [(ip("10.0.0.1"), siblings.iter().map(|text| ip(text)).collect::<SortedSet<_>>())].into_iter().collect();
-    Ruleset { siblings, ..ruleset(ports) }
+    let siblings = SiblingAddresses::new(ip("10.0.0.1"), siblings.iter().map(|text| ip(text))).expect("a sibling");
+    Ruleset { siblings: [(Family::V4, siblings)].into_iter().collect(), ..ruleset(ports) }
 }
 
 #[test]
@@ -289,4 +290,12 @@ fn flow_to_a_sibling_ends_when_the_sibling_leaves() {
     let (delta, filter) = (past.until(&after), FlowFilter::under_way());
     let changes = FlowChanges::new(&past, &delta, &after, &|_| true);
     assert!(!changes.is_empty() && changes.filter() == filter);
+
+    // After a restart the process has no history, and may not know its siblings yet.
+    for (now, expected) in [(after, FlowAction::Reset), (ruleset(&ports), FlowAction::Keep)] {
+        assert_eq!(FlowChanges::audit(&now, &|_| true).verdict(&passed(tcp, "10.0.0.2")), expected);
+        assert_eq!(FlowChanges::audit(&now, &|_| true).verdict(&passed(tcp, "10.0.0.3")), FlowAction::Keep);
+    }
+    let learned = beside(&ports, &["10.0.0.3"]);
+    assert_eq!(verdict(&ruleset(&ports), &learned, &passed(tcp, "10.0.0.2"), true), FlowAction::Reset, "found after the restart");
 }
