@@ -22,7 +22,7 @@ pub const TABLE: &str = "tailyard";
 
 /// [`table`], [`skeleton`] or [`trial`] for a kernel without conntrack timeouts in nftables (`CONFIG_NF_CONNTRACK_TIMEOUT`).
 pub fn without_timeouts(text: &str) -> String {
-    text.split_inclusive('\n').filter(|line| !line.trim_start().starts_with("ct timeout ")).collect()
+    text.split_inclusive('\n').filter(|line| !line.contains("ct timeout ")).collect()
 }
 
 /// Number of elements that a delta deletes and adds.
@@ -104,6 +104,7 @@ fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) ->
 /// A replica whose tunnel is closed translates to a sibling replica, unless the packet is from one: two such replicas would send it to each
 /// other. The kernel closes the tunnel, as it deletes a route with its interface: no process needs to live for that. A SYN sent just before
 /// is lost with tailscaled, and the client sends it again after a second: until then its conntrack entry, with the same target, has expired.
+/// Not so where there are several targets: an answer that takes longer than a second would find the entry of another one.
 fn translating(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -130,7 +131,7 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 	ct timeout unanswered {{ protocol tcp; l3proto ip; policy = {{ syn_sent : 1 }}; }}
 
 	chain if-closed {{
-		ct timeout set "unanswered"
+		meta l4proto . th dport != @port-many ct timeout set "unanswered"
 		meta mark set meta mark | {FALLBACK_MARK:#010x}
 		fib saddr . mark oifname != "{interface}" jump to-sibling
 		meta mark set meta mark & {unmarked:#010x}
