@@ -131,6 +131,8 @@ pub const CERTIFICATE_NAMESPACES: &str = "tailyard.io/namespaces";
 pub const AUTH_KEY_ID: &str = "tailyard.io/auth-key-id";
 /// Ours, annotation of the config Secret: the last auth key that was created for the replica, without the secret, JSON.
 pub const AUTH_KEY: &str = "tailyard.io/auth-key";
+/// Ours, annotation of the config Secret until there is an auth key: the replica is new, and no device that exists is its own.
+pub const NEW_REPLICA: &str = "tailyard.io/new-replica";
 /// Ours, annotation of the config Secret: verified record of the replica's device, JSON.
 pub const DEVICE: &str = "tailyard.io/device";
 

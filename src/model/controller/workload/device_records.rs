@@ -57,7 +57,8 @@ pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal
         let created = recorded.and_then(|record| record.created);
         ExpectedDevice { binding: Binding::Reread, created, ..ExpectedDevice::default() }
     } else {
-        expected_claim(work, ordinal, replica)
+        let Some(expected) = expected_claim(work, ordinal, replica) else { return };
+        expected
     };
     let (device, draft) = (ClaimedDevice { id, expected }, Box::new(draft(work, shape, secret)));
     work.plan.control.push(ControlAction::RecordDevice { ordinal, device, domain, report, recorded: recorded.cloned(), draft });
@@ -175,7 +176,7 @@ pub(crate) fn claimed_device(work: &Pass<'_>, ordinal: u32, replica: &ObservedRe
     }
     let expected = match recorded {
         Some(record) => expected_record(work, ordinal, replica, record),
-        None => expected_claim(work, ordinal, replica),
+        None => expected_claim(work, ordinal, replica)?,
     };
     Some(ClaimedDevice { id, expected })
 }
@@ -212,8 +213,9 @@ fn expected_record(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica, rec
 }
 
 /// Required properties of a device without a record: that it joined with the replica's key, or existed before there was one. A host name
-/// under which another replica joins is accepted only if the key was created for it.
-fn expected_claim(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
+/// under which another replica joins is accepted only if the key was created for it. `None` for a new replica without key: no device is its
+/// own.
+fn expected_claim(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> Option<ExpectedDevice> {
     let mint = replica.config.as_ref().and_then(|config| config.mint.as_ref());
     let config = names::replica_config(&work.owner.name, ordinal);
     let (devices, now) = (&work.observed.devices, work.observed.now);
@@ -224,8 +226,12 @@ fn expected_claim(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> E
     // A device that existed before has the name in the config: a request for another name adopts none.
     let is_adopted = mint.is_none() && replica.config.as_ref().is_some_and(|config| config.hostname().is_some());
     let hostnames = hostnames.take(if is_adopted { 1 } else { usize::MAX });
-    let binding = mint.map_or(Binding::Adopted, |mint| Binding::Minted(mint.clone()));
-    ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: admitted_tags(work), binding, created: None }
+    let binding = match mint {
+        Some(mint) => Binding::Minted(mint.clone()),
+        None if replica.is_new() => return None,
+        None => Binding::Adopted,
+    };
+    Some(ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: admitted_tags(work), binding, created: None })
 }
 
 /// Host names of a replica: in its config, and as requested now.

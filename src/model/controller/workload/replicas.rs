@@ -93,11 +93,12 @@ pub(crate) fn secrets<'a>(
 fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, inputs: &ReplicaInputs<'_>) {
     let config = replica.config.as_deref();
     let Some(document) = document(&work.observed.tailnet, shape, ordinal, config, inputs) else { return };
+    let is_new = replica.is_new();
     let recorded = replica.device();
     let mint = config.and_then(|config| config.mint.clone());
     let deleted = device_records::deleted(work, ordinal, replica);
     let (device, targets, siblings) = (recorded.cloned(), inputs.targets.cloned(), inputs.siblings.cloned());
-    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device, mint, targets, siblings, deleted };
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device, mint, is_new, targets, siblings, deleted };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, ordinal, replica);
@@ -164,7 +165,8 @@ pub(crate) fn other_tags(work: &Pass<'_>, wanted: u32) -> Vec<String> {
     others.map(|(ordinal, _)| names::replica(&work.observed.workload, *ordinal)).collect()
 }
 
-/// A replica's config without its key; `None` if unknown now: the existing one stays.
+/// A replica's config without its key; `None` if unknown now: the existing one stays. Empty for a replica without one: its Secret says that it
+/// is new before its Pod can run.
 fn document(
     tailnet: &TailnetState,
     shape: &RenderContext<'_>,
@@ -175,6 +177,7 @@ fn document(
     let found = existing.and_then(|entry| entry.document.as_ref());
     let server = match tailnet {
         TailnetState::Ready { server_url, .. } => server_url.as_str(),
+        TailnetState::Asking | TailnetState::Unavailable(_) if existing.is_none() => return Some(Map::new()),
         TailnetState::Asking | TailnetState::Unavailable(_) => found?.get("ServerURL")?.as_str()?,
     };
     let accept_routes = shape.class.and_then(|class| class.tailscale.as_ref()).is_some_and(|tailscale| tailscale.accept_routes);

@@ -295,6 +295,56 @@ fn record_stays_while_the_control_plane_is_away() {
     assert_eq!((shown(&world, "shop"), world.device_records()), before);
 }
 
+/// Its first key is late: the control plane is unavailable, or another replica joins under its host name. Meanwhile its Pod claims a device
+/// of another cluster with its host name and its tags.
+#[test]
+fn new_replica_has_no_device_before_its_first_key() {
+    let other = DeviceId::parse("nOther").expect("an ID");
+    for case in ["unavailable", "scaled while unavailable", "namesake"] {
+        let mut world = world();
+        let available = world.tailnet.clone();
+        let unavailable = TailnetState::Unavailable("It cannot be reached.".into());
+        let claimant = match case {
+            "unavailable" => {
+                world.tailnet = unavailable;
+                expose(&mut world, "shop", "shop");
+                replica(&world, "shop")
+            }
+            "scaled while unavailable" => {
+                world.group("pg", json!({"type": "egress", "replicas": 1, "hostnamePrefix": "shop"}));
+                world.settle();
+                world.tailnet = unavailable;
+                world.group("pg", json!({"type": "egress", "replicas": 2, "hostnamePrefix": "shop"}));
+                "pg-1".to_owned()
+            }
+            _ => {
+                expose(&mut world, "a", "shop");
+                world.asleep.insert(replica(&world, "a"));
+                world.rounds(5);
+                expose(&mut world, "shop", "shop");
+                replica(&world, "shop")
+            }
+        };
+        world.rounds(3);
+        let tags = world.settings.tags.clone();
+        world.joined(other.clone(), tags);
+        world.name_device(&other, if case.starts_with("scaled") { "shop-1" } else { "shop" });
+        write(&mut world, &claimant, &[("device_id", other.as_str())]);
+        world.rounds(3);
+        world.tailnet = available;
+        let minted = world.minted;
+        world.now += 3_700;
+        world.rounds(10);
+        assert_eq!((recorded(&world, &claimant), world.minted), (None, minted + 1), "{case}");
+        // Its Pod is replaced by one that is not compromised, which joins with the key.
+        world.edit(&object(Kind::Secret, &claimant), |state| state["data"] = json!({}));
+        world.asleep.remove(&claimant);
+        world.rounds(5);
+        assert_eq!(recorded(&world, &claimant), Some(device_id(&claimant)), "{case}");
+        assert!(world.devices.contains_key(&other), "{case}");
+    }
+}
+
 #[test]
 fn domain_that_a_pod_invents_on_headscale_is_not_recorded() {
     let mut world = world();

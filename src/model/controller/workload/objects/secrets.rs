@@ -15,12 +15,14 @@ use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Own
 pub struct ReplicaSecret {
     pub owner: Owner,
     pub ordinal: u32,
-    /// Config without an auth key: a JSON object in tailscaled's format `alpha0`.
+    /// Config without an auth key: a JSON object in tailscaled's format `alpha0`. Empty: the login server is unknown, and there is no file.
     pub document: Map<String, Value>,
     /// The replica's device, once verified with the control plane.
     pub device: Option<DeviceRecord>,
     /// The last auth key that was created for it.
     pub mint: Option<KeyMint>,
+    /// Whether no device of the replica can exist, until there is a key.
+    pub is_new: bool,
     /// Target policy, for an image that reads it.
     pub targets: Option<TargetRules>,
     /// Addresses of the group's replicas, for one that may pass flows to another.
@@ -49,13 +51,16 @@ impl ReplicaSecret {
         if let Some(mint) = &self.mint {
             let mint = serde_json::to_string(mint).unwrap_or_default();
             metadata.annotations.get_or_insert_default().insert(names::AUTH_KEY.to_owned(), mint);
+        } else if self.is_new {
+            metadata.annotations.get_or_insert_default().insert(names::NEW_REPLICA.to_owned(), "true".to_owned());
         }
-        let text = serde_json::to_vec(&document).unwrap_or_default();
+        let config =
+            (!document.is_empty()).then(|| (names::CONFIG_KEY.to_owned(), ByteString(serde_json::to_vec(&document).unwrap_or_default())));
         let deleted = self.deleted.as_ref().map(|id| (names::DELETED_DEVICE_KEY.to_owned(), ByteString(id.as_str().into())));
         let rules = self.targets.as_ref().map(|rules| (targets::KEY.to_owned(), ByteString(serde_json::to_vec(rules).unwrap_or_default())));
         let siblings =
             self.siblings.as_ref().map(|all| (siblings::KEY.to_owned(), ByteString(serde_json::to_vec(all).unwrap_or_default())));
-        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into_iter().chain(deleted).chain(rules).chain(siblings).collect();
+        let data = config.into_iter().chain(deleted).chain(rules).chain(siblings).collect();
         Manifest { adopt, ..Manifest::of(Kind::Secret, &Secret { metadata, data: Some(data), ..Secret::default() }) }
     }
 }

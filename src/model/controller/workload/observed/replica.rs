@@ -69,6 +69,8 @@ pub struct ReplicaConfig {
     pub key_id: Option<KeyId>,
     /// The last auth key that we created for it.
     pub mint: Option<KeyMint>,
+    /// Whether no device of it can exist, as it never got a key and never ran before its config Secret existed.
+    pub is_new: bool,
     /// Its device, once verified.
     pub device: Option<DeviceRecord>,
     /// Its target policy.
@@ -101,8 +103,22 @@ impl ObservedReplica {
         uid.zip(reported).is_some_and(|(uid, reported)| uid.eq_ignore_ascii_case(reported))
     }
 
-    /// Whether its state Secret names a device.
+    /// Whether its state Secret names a device that may be its own.
     pub fn has_device(&self) -> bool {
+        self.names_device() && !self.config.as_ref().is_some_and(|config| config.is_new)
+    }
+
+    /// Whether it is [new](ReplicaConfig::is_new). Without a config Secret: it names no device, and its Pod has not run.
+    pub fn is_new(&self) -> bool {
+        let has_run =
+            |pod: &Arc<Pod>| pod.status.as_ref().is_some_and(|status| status.phase.as_deref().is_some_and(|phase| phase != "Pending"));
+        match &self.config {
+            Some(config) => config.is_new,
+            None => !self.names_device() && !self.pod.as_ref().is_some_and(has_run),
+        }
+    }
+
+    fn names_device(&self) -> bool {
         self.state.as_ref().is_some_and(|state| state.device_id.is_some())
     }
 
@@ -178,6 +194,7 @@ impl ReplicaConfig {
             document: data(names::CONFIG_KEY).and_then(|text| serde_json::from_slice(&text.0).ok()),
             key_id: annotation(names::AUTH_KEY_ID).and_then(|id| KeyId::parse(&id)),
             mint: annotation(names::AUTH_KEY).and_then(|text| serde_json::from_str(&text).ok()),
+            is_new: annotation(names::NEW_REPLICA).is_some(),
             device: annotation(names::DEVICE).and_then(|text| serde_json::from_str(&text).ok()),
             targets: data(targets::KEY).map(|text| serde_json::from_slice(&text.0).unwrap_or_default()),
         }

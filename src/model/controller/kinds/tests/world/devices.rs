@@ -5,14 +5,14 @@ use crate::model::controller::kinds::tests::simulation;
 
 impl World {
     /// A device joins with a new key.
-    pub(super) fn joined(&mut self, id: DeviceId, tags: Vec<String>) {
+    pub(in super::super) fn joined(&mut self, id: DeviceId, tags: Vec<String>) {
         self.next += 1;
         let device = simulation::joined(&id, self.next, tags, self.time());
         self.devices.insert(id, device);
     }
 
     /// The control plane names a device; returns its addresses.
-    pub(super) fn name_device(&mut self, id: &DeviceId, hostname: &str) -> Vec<String> {
+    pub(in super::super) fn name_device(&mut self, id: &DeviceId, hostname: &str) -> Vec<String> {
         let (renamed, has_domains) = (self.renamed, self.tailnet != headscale());
         let Some(device) = self.devices.get_mut(id) else { return vec!["100.64.0.1".to_owned()] };
         simulation::name_device(device, hostname, renamed, has_domains);

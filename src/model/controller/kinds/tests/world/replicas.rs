@@ -34,7 +34,7 @@ impl World {
                 let pod = json!({
                     "metadata": {"name": name, "namespace": NS, "uid": uid},
                     "spec": {"nodeName": format!("n{ordinal}"), "containers": []},
-                    "status": {"podIP": ip, "podIPs": ips, "conditions": [{"type": "Ready", "status": "True"}]},
+                    "status": {"phase": "Running", "podIP": ip, "podIPs": ips, "conditions": [{"type": "Ready", "status": "True"}]},
                 });
                 self.pods.insert(name.clone(), serde_json::from_value(pod).expect("a Pod"));
                 self.touch(&name);
