@@ -24,6 +24,7 @@ use crate::model::controller::policy::assignment::{AssignmentRules, ClassParamet
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::UserCertificate;
+use crate::model::controller::workload::observed::backend_service::BackendService;
 
 pub use index::parent;
 pub use kinds::{Delivered, MANAGED, ParsedObject, WatchRole, WatchScope, WorkKey};
@@ -163,7 +164,7 @@ impl ClusterCache {
             && self.keys_of(&id, &object).is_empty()
             && !self.assignment.depends_on_namespace(service)
         {
-            object = CachedObject::backend(service);
+            object = CachedObject::Backend(Arc::new(BackendService::from(&**service)));
         }
         object = self.without_foreign(role, &id, object);
         if let Some(stored) = self.store(role).objects.get_mut(&id).filter(|stored| stored.object == object) {

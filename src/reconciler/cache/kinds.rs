@@ -21,6 +21,7 @@ use crate::model::controller::policy::tenancy::Labels;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
+use crate::model::controller::workload::observed::backend_service::BackendService;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
 use crate::model::controller::workload::pod_fault::CreateFailure;
 
@@ -141,8 +142,8 @@ macro_rules! watched_kinds {
             /// No field is read.
             None,
             $($(#[$doc])* $role(Arc<$kind>),)*
-            /// A user's Service that concerns no group: the fields of a backend, as JSON.
-            Backend(Box<[u8]>),
+            /// A user's Service that concerns no group: what a backend reads.
+            Backend(Arc<BackendService>),
             /// Objects that the reconciler creates are compared with manifests, so they stay JSON.
             Owned(Arc<Value>),
             /// A replica's state Secret.

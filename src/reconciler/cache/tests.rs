@@ -193,7 +193,7 @@ fn services_without_group_are_stored_without_content() {
     assert!(world.put_json(WatchRole::Service, service("s", 1, None)).is_empty());
     assert_eq!((world.count(WatchRole::Service), world.stored(WatchRole::Service)), (0, 1));
     let stored = world.one(WatchRole::Service, &("u".to_owned(), "s".to_owned()));
-    assert!(matches!(stored, Some(CachedObject::Backend(digest)) if digest.len() < 100), "{stored:?}");
+    assert!(matches!(stored, Some(CachedObject::Backend(_))), "{stored:?}");
     assert_eq!(groups_of(&world.put_json(WatchRole::Service, service("s", 2, Some("g")))), ["g"]);
     assert_eq!(groups_of(&world.put_json(WatchRole::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is enqueued too");
     world.put_json(WatchRole::Owned(Kind::Service), child("c", 4, "s", "g"));

@@ -21,6 +21,7 @@ use crate::model::base::conditions;
 use crate::model::controller::policy::annotations::{Annotations, annotation, dns_label, is_tag};
 use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::controller::workload::observed::UserCertificate;
+use crate::model::controller::workload::observed::backend_service::BackendService;
 
 /// Content of a valid request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +77,7 @@ pub struct SpecContext<'a> {
     pub suffix: &'a str,
     /// Whole name of the device whose name it gets, which may differ from label and domain; else it gets that of a Tailscale Service.
     pub device: Option<&'a str>,
-    pub services: &'a dyn Fn(&str, &str) -> Option<&'a Service>,
+    pub services: &'a dyn Fn(&str, &str) -> Option<&'a BackendService>,
     pub namespace: &'a str,
     /// Existing Secrets that Ingresses name as certificates.
     pub certificates: &'a BTreeMap<String, UserCertificate>,

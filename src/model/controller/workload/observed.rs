@@ -3,6 +3,7 @@
 //! Nothing is fetched for a pass. The cache must contain the writes of earlier passes over the same group, else a key or a port is
 //! allocated twice.
 
+pub mod backend_service;
 pub mod replica;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +30,7 @@ use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::observed::backend_service::BackendService;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::pod_fault::{CreateFailure, PodFault};
 use crate::model::controller::workload::settings::GroupSettings;
@@ -115,7 +117,7 @@ pub struct PublishInputs {
     pub reserved: BTreeMap<String, Patterns>,
     /// Owners of certificate Secrets by the records of all namespaces, by UID of the Secret.
     pub recorded_certificates: OrdMap<String, RecordedCertificate>,
-    pub backends: BTreeMap<(String, String), Arc<Service>>,
+    pub backends: BTreeMap<(String, String), Arc<BackendService>>,
     /// Requesting Services with a ready endpoint.
     pub backed: BTreeSet<(String, String)>,
     /// Requests of other groups of the tailnet for names of this group that these do not refuse, and proxies of their own that its

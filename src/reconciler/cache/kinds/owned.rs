@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Secret, Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -14,9 +14,11 @@ use super::CachedObject;
 use crate::api::names;
 use crate::model::base::bounded;
 use crate::model::controller::egress::slices::is_manual;
+
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
+use crate::model::controller::workload::observed::backend_service::BackendService;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
 use crate::model::controller::workload::secret_name::SecretName;
 
@@ -24,20 +26,11 @@ use crate::model::controller::workload::secret_name::SecretName;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 impl CachedObject {
-    /// A Service pruned to the fields of a backend.
-    pub(in crate::reconciler::cache) fn backend(service: &Service) -> Self {
-        let spec = service.spec.clone().unwrap_or_default();
-        let port = |port: ServicePort| ServicePort { node_port: None, target_port: None, ..port };
-        let ports = spec.ports.map(|ports| ports.into_iter().map(port).collect());
-        let pruned = ServiceSpec { type_: spec.type_, cluster_ip: spec.cluster_ip, ports, ..ServiceSpec::default() };
-        Self::Backend(serde_json::to_vec(&pruned).unwrap_or_default().into())
-    }
-
-    /// The Service of a possible backend.
-    pub(in crate::reconciler::cache) fn as_backend(&self) -> Option<Arc<Service>> {
+    /// What a backend reads of a Service.
+    pub(in crate::reconciler::cache) fn as_backend(&self) -> Option<Arc<BackendService>> {
         match self {
-            Self::Service(service) => Some(Arc::clone(service)),
-            Self::Backend(spec) => Some(Arc::new(Service { spec: serde_json::from_slice(spec).ok(), ..Service::default() })),
+            Self::Service(service) => Some(Arc::new(BackendService::from(&**service))),
+            Self::Backend(service) => Some(Arc::clone(service)),
             _ => None,
         }
     }

@@ -30,8 +30,9 @@ fn read_in(suffix: &str, annotations: Value, spec: Value) -> Result<PublishSpec,
     let plain = object("web", json!({"clusterIP": "10.96.0.20", "ports": ports}));
     let headless = object("headless", json!({"clusterIP": "None", "ports": [{"name": "web", "port": 80}]}));
     let external = object("external", json!({"type": "ExternalName", "externalName": "x.example", "ports": [{"port": 443}]}));
-    let all = [plain, headless, external];
-    let found = |namespace: &str, name: &str| all.iter().find(|service| namespace == "u" && service.metadata.name.as_deref() == Some(name));
+    let all: BTreeMap<_, _> =
+        [plain, headless, external].map(|service| (service.metadata.name.clone(), BackendService::from(&service))).into();
+    let found = |namespace: &str, name: &str| all.get(&Some(name.to_owned())).filter(|_| namespace == "u");
     let object = json!({"metadata": {"namespace": "u", "name": "app", "annotations": annotations}, "spec": spec});
     let parsed = serde_json::from_value(object).expect("an Ingress");
     let day = |day: i64| Timestamp::from_second(day * 24 * 60 * 60).expect("a time");

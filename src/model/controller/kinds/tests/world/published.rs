@@ -19,6 +19,7 @@ use crate::model::controller::policy::requests::{ingress_label, is_recorded, ser
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::certificate::{CertificateRecord, accounts_ref, domain_of};
 use crate::model::controller::workload::observed::RecordedCertificate;
+use crate::model::controller::workload::observed::backend_service::BackendService;
 use crate::model::controller::workload::observed::replica::ReplicaConfig;
 use crate::model::controller::workload::observed::{Approved, NameConflict, Namesake, PublishInputs, ServiceList};
 use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, Release, release, verify_owner};
@@ -223,7 +224,8 @@ impl World {
             backends(stored).map(|name| (namespace.clone(), name.to_owned())).collect()
         };
         let named_services: BTreeSet<_> = ingresses.iter().flat_map(named).collect();
-        let backends = named_services.into_iter().filter_map(|key| Some((key.clone(), Arc::new(self.services.get(&key)?.clone()))));
+        let backends =
+            named_services.into_iter().filter_map(|key| Some((key.clone(), Arc::new(BackendService::from(self.services.get(&key)?)))));
         let shown: BTreeSet<&str> = ingresses.values().flat_map(|stored| certificates(stored)).collect();
         let mut rivals = BTreeMap::<_, Vec<_>>::new();
         for (name, conflict) in self.rivals(group).into_iter().chain(self.proxies(group)) {
