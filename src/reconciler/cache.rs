@@ -40,6 +40,8 @@ mod index;
 mod indices;
 mod keys;
 mod kinds;
+mod maps;
+mod name_index;
 mod namesakes;
 mod observe;
 mod publishers;

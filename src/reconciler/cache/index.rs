@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::indices::{WorkloadObjects, count, put};
-use super::publishers::PublishRequest;
+use super::indices::WorkloadObjects;
+use super::maps::{count, put, set};
 use super::{CachedObject, ClusterCache, Id, WatchRole, publishers};
 use crate::api::names;
 use crate::api::vip::PREFIX;
@@ -94,12 +94,16 @@ impl ClusterCache {
         for key in owners(role, id, object) {
             self.index_name(&key, role, id, came);
             self.change(&key, |members| members.follow(role, id, object, came));
+            if role == WatchRole::Owned(Kind::StatefulSet) && key.is_standalone() {
+                let has_proxy = self.has_proxy(&key);
+                put(&mut self.indices.proxies, key.namespace().to_owned(), key, has_proxy);
+            }
         }
-        if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.publish_request(id, object) {
-            put(&mut self.indices.wanted, label, claimant, came);
+        if let Some(rank) = self.request_rank(object) {
+            put(&mut self.indices.requests, id.0.clone(), rank, came);
         }
-        if let Some((label, claimant)) = self.standalone_name(object) {
-            put(&mut self.indices.standalone_names, label, claimant, came);
+        if let Some(source) = publishers::source(role) {
+            self.index_claims(&WorkloadKey::of_object(source, &id.0, &id.1));
         }
         match object {
             CachedObject::Config(_, config) => {
@@ -107,6 +111,9 @@ impl ClusterCache {
                 self.indices.devices.follow(&id.1, &DeviceEntry { workload: keys.iter().next(), ..config.entry() }, came);
                 for (key, name) in keys.iter().flat_map(|key| config.names().map(move |name| (key.clone(), name))) {
                     self.index_holder(&name, &(key.clone(), key), came);
+                }
+                for key in &keys {
+                    self.index_claims(key);
                 }
             }
             CachedObject::Owned(value) => match role {
@@ -203,6 +210,7 @@ impl ClusterCache {
             let label = name.strip_prefix(PREFIX).unwrap_or(&name);
             self.index_holder(label, &(WorkloadKey::of_group(group), (&claimant).into()), came);
             put(&mut self.indices.recorded, claimant.clone(), WorkloadKey::of_group(group), came);
+            self.index_claims(&(&claimant).into());
             self.file(&WorkloadKey::of_group(group), publishers::role(claimant.source), &(claimant.namespace, claimant.name));
         }
     }
@@ -281,13 +289,4 @@ pub fn parent(kind: Kind, value: &Value) -> Option<Id> {
 
 pub(super) fn ordinal(workload: &str, pod: &str) -> Option<u32> {
     pod.strip_prefix(workload)?.strip_prefix('-')?.parse().ok()
-}
-
-/// Sets or removes the value of a key.
-fn set<V: Clone>(map: &mut BTreeMap<String, V>, key: &str, value: &V, came: bool) {
-    if came {
-        map.insert(key.to_owned(), value.clone());
-    } else {
-        map.remove(key);
-    }
 }

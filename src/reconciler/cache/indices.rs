@@ -10,6 +10,7 @@ use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::Value;
 
 use super::Id;
+use super::name_index::NameIndex;
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::cluster_networks::ClusterNetworks;
 use crate::model::controller::policy::tenancy::Labels;
@@ -25,15 +26,20 @@ use crate::model::controller::workload::pod_fault::CreateFailure;
 /// A state Secret, pruned, and its content.
 pub(super) type StoredState = (Arc<Value>, Arc<ReplicaState>);
 
+/// Whether an object is not in deletion, its age, and itself.
+pub(super) type RequestRank = (bool, (i64, String), WorkloadKey);
+
 #[derive(Debug, Default)]
 pub(super) struct Indices {
     pub(super) workloads: BTreeMap<WorkloadKey, WorkloadObjects>,
     /// Groups with children of a user's Service, with their number.
     pub(super) children: BTreeMap<Id, BTreeMap<WorkloadKey, usize>>,
-    /// Publishers that request a label, of whichever group.
-    pub(super) wanted: BTreeMap<String, BTreeSet<Publisher>>,
-    /// Objects with a proxy of their own that request a label.
-    pub(super) standalone_names: BTreeMap<String, BTreeSet<Publisher>>,
+    /// Objects that request a label, or whose own proxy has it.
+    pub(super) claimants: NameIndex,
+    /// Standalone objects that request a proxy, by namespace, in the order in which they get one.
+    pub(super) requests: BTreeMap<String, BTreeSet<RequestRank>>,
+    /// Standalone objects that have a proxy, by namespace.
+    pub(super) proxies: BTreeMap<String, BTreeSet<WorkloadKey>>,
     /// Ingresses that name a Service as backend.
     pub(super) backend_users: BTreeMap<Id, BTreeSet<Id>>,
     /// Groups whose config has an entry for an object.
@@ -81,25 +87,4 @@ pub(super) struct WorkloadObjects {
     pub(super) ingresses: OrdMap<Id, Arc<Ingress>>,
     /// By name of the Pod.
     pub(super) replicas: BTreeMap<String, ObservedReplica>,
-}
-
-/// Adds a value to the set of a key, or removes it.
-pub(super) fn put<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V, came: bool) {
-    if came {
-        map.entry(key).or_default().insert(value);
-    } else if let Some(set) = map.get_mut(&key) {
-        set.remove(&value);
-        if set.is_empty() {
-            map.remove(&key);
-        }
-    }
-}
-
-/// Increments or decrements the count of a key.
-pub(super) fn count<K: Ord + Clone>(map: &mut BTreeMap<K, usize>, key: &K, came: bool) {
-    let number = map.entry(key.clone()).or_default();
-    *number = if came { *number + 1 } else { number.saturating_sub(1) };
-    if *number == 0 {
-        map.remove(key);
-    }
 }

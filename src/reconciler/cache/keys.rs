@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use super::index::owners;
 use super::indices::WorkloadObjects;
+use super::name_index::ClaimState;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::names::endpoint_reader;
 use crate::api::proxygroup::ProxyGroup;
@@ -52,10 +53,13 @@ impl ClusterCache {
 
     fn users_of_certificate(&self, dns: &str) -> BTreeSet<WorkloadKey> {
         let Some((label, _)) = dns.split_once('.') else { return BTreeSet::new() };
-        let requesting = self.indices.wanted.get(label).into_iter().flatten().filter_map(|claimant| self.key_of(claimant));
+        let claimants = &self.indices.claimants;
+        let groups = claimants.groups(label).into_iter().map(|group| WorkloadKey::of_group(group));
+        let having = [ClaimState::Recorded, ClaimState::Terminating].into_iter().flat_map(|state| claimants.oldest(label, None, state));
+        let proxies = having.chain(claimants.oldest(label, None, ClaimState::Requested).take(1)).cloned();
         let name = service_name(label);
         let recorded = self.indices.recorded_names.iter().filter(|(_, names)| names.contains(&name)).map(|(key, _)| key.clone());
-        requesting.chain(recorded).collect()
+        groups.chain(proxies).chain(recorded).collect()
     }
 
     /// Adds the groups that objects of standalone proxies move to or from.
@@ -69,10 +73,12 @@ impl ClusterCache {
     /// Groups that a change concerns because of published names.
     fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
         let mut groups = self.publishers(id, object);
-        let requested = self.publish_request(id, object).filter(|request| request.wants).map(|request| request.label);
-        if let Some(label) = requested.or_else(|| Some(self.standalone_name(object)?.0)) {
-            groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.key_of(other)));
-            groups.extend(self.indices.standalone_names.get(&label).into_iter().flatten().map(WorkloadKey::from));
+        let requested = self.publish_request(id, object).filter(|request| request.wants).map(|request| (request.label, request.claimant));
+        if let Some((label, claimant)) = requested.or_else(|| self.standalone_name(object)) {
+            let (claimants, own) = (&self.indices.claimants, WorkloadKey::from(&claimant));
+            groups.extend(claimants.groups(&label).into_iter().map(|group| WorkloadKey::of_group(group)));
+            // The proxy with the name has it in any case, and of the others only the oldest can get it: they repeat their passes at intervals.
+            groups.extend(claimants.oldest(&label, None, ClaimState::Requested).find(|other| **other != own).cloned());
         }
         if role == WatchRole::Service {
             let users = self.indices.backend_users.get(id).into_iter().flatten();

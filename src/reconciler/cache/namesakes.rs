@@ -6,8 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::time::Instant;
 
+use super::indices::RequestRank;
+use super::name_index::{ClaimState, NameClaim};
 use super::{CachedObject, ClusterCache};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::ingress::spec::service_name;
@@ -30,7 +33,43 @@ impl ClusterCache {
         self.assignment.has_own_proxy(parent).then(|| (parent.label(), parent.publisher()))
     }
 
-    /// Objects of other workloads that have one of these labels, or request it in this tailnet and are not refused.
+    /// Rank of an object with a proxy of its own among those of its namespace.
+    pub(super) fn request_rank(&self, object: &CachedObject) -> Option<RequestRank> {
+        let (_, claimant) = self.standalone_name(object)?;
+        let metadata = object.user_metadata()?;
+        Some((metadata.deletion_timestamp.is_none(), owned_age(Some(metadata)), (&claimant).into()))
+    }
+
+    /// Updates the claims of an object to names.
+    pub(super) fn index_claims(&mut self, object: &WorkloadKey) {
+        if let Some(claimant) = object.publisher() {
+            let claims = self.name_claims(object, &claimant);
+            self.indices.claimants.set(object, claims);
+        }
+    }
+
+    /// The names that an object requests, and those that its own proxy has.
+    fn name_claims(&self, object: &WorkloadKey, claimant: &Publisher) -> BTreeSet<NameClaim> {
+        let stored = self.claimant(claimant);
+        let metadata = stored.as_ref().and_then(|(_, stored)| stored.user_metadata());
+        let is_live = metadata.is_some_and(|metadata| metadata.deletion_timestamp.is_none());
+        let state = |workload: &WorkloadKey| {
+            let of_live = if self.is_refused(workload, claimant) { ClaimState::Refused } else { ClaimState::Requested };
+            if is_live { of_live } else { ClaimState::Terminating }
+        };
+        let own = stored.as_ref().and_then(|(_, stored)| Some((self.standalone_name(stored)?.0, object.clone())));
+        let request = stored.as_ref().and_then(|(id, stored)| self.publish_request(id, stored));
+        let of_group = request.and_then(|request| Some((request.label, request.key.filter(|key| !key.is_standalone())?)));
+        let replicas = self.indices.workloads.get(object).into_iter().flat_map(|members| members.replicas.values());
+        let recorded: BTreeSet<String> = replicas.filter_map(|replica| replica.config.as_ref()).flat_map(|config| config.names()).collect();
+        let requested = own.into_iter().filter(|(label, _)| !recorded.contains(label)).chain(of_group);
+        let requested = requested.map(|(label, workload)| (label, workload.group().map(str::to_owned), state(&workload)));
+        let all = requested.chain(recorded.iter().map(|label| (label.clone(), None, ClaimState::Recorded)));
+        all.map(|(label, group, state)| NameClaim { label, group, state, age: owned_age(metadata) }).collect()
+    }
+
+    /// Objects of other workloads that have one of these labels, or request it in this tailnet and are not refused: those of which one can be
+    /// the first for an object of this workload.
     pub(super) fn namesakes(&self, of: &WorkloadKey, labels: &BTreeSet<String>) -> BTreeMap<String, Vec<Namesake>> {
         let own = self.standalone_parent(of).map(Parent::label);
         let labels: BTreeSet<&String> = if of.is_standalone() { own.iter().collect() } else { labels.iter().collect() };
@@ -39,23 +78,46 @@ impl ClusterCache {
         }
         let all = labels.into_iter().map(|label| {
             let of_label = |(workload, subject): (WorkloadKey, WorkloadKey)| self.namesake(of, (workload, subject), label);
-            let others = self.named(label).into_iter().filter(|(workload, _)| workload != of);
-            (label.clone(), others.filter_map(of_label).collect::<Vec<_>>())
+            (label.clone(), self.first_claimants(of, label).into_iter().filter_map(of_label).collect::<Vec<_>>())
         });
         all.filter(|(_, namesakes)| !namesakes.is_empty()).collect()
     }
 
-    /// Who requests a label or has it: workloads, each with the object or group.
-    fn named(&self, label: &str) -> BTreeSet<(WorkloadKey, WorkloadKey)> {
-        let proxies = self.indices.standalone_names.get(label).into_iter().flatten().map(|claimant| (claimant.into(), claimant.into()));
-        let requests = self.indices.wanted.get(label).into_iter().flatten();
-        let requests = requests.filter_map(|claimant| {
-            let workload = self.key_of(claimant).filter(|workload| !workload.is_standalone())?;
-            Some((workload, claimant.into()))
+    /// Other workloads that request a label or have it, each with the object or group. All groups that have it; of the objects of each group,
+    /// and of those with proxies of their own, the two oldest in each state, as one may be of this workload too; and its own objects that move.
+    pub(super) fn first_claimants(&self, of: &WorkloadKey, label: &str) -> BTreeSet<(WorkloadKey, WorkloadKey)> {
+        let claimants = &self.indices.claimants;
+        let is_same_tailnet = self.proxies_of_tailnet(of);
+        let proxies = ClaimState::ALL.into_iter().flat_map(|state| {
+            let others = claimants.oldest(label, None, state).filter(|object| *object != of);
+            others.filter(|object| is_same_tailnet(object)).take(2).map(|object| (object.clone(), object.clone()))
         });
-        let holders = self.indices.holders.get(label).into_iter().flat_map(BTreeMap::keys).cloned();
+        let of_groups = claimants.groups(label).into_iter().flat_map(|group| {
+            let oldest = ClaimState::ALL.into_iter().flat_map(move |state| claimants.oldest(label, Some(group), state).take(2));
+            oldest.map(move |object| (WorkloadKey::of_group(group), object.clone()))
+        });
+        let moves = self.own_claimants(of, label).into_iter().flat_map(|object| {
+            let workload = move |claim: &NameClaim| claim.group.as_deref().map_or_else(|| object.clone(), WorkloadKey::of_group);
+            claimants.claims(object, label).map(move |claim| (workload(claim), object.clone()))
+        });
         let replicas = self.groups_of_host_name(label).map(|group| (group.clone(), group));
-        proxies.chain(requests).chain(holders).chain(replicas).collect()
+        let all = proxies.chain(of_groups).chain(moves).chain(self.holding_groups(label).cloned()).chain(replicas);
+        all.filter(|(workload, _)| workload != of).collect()
+    }
+
+    /// Objects by which a workload has or requests a label.
+    pub(super) fn own_claimants<'a>(&'a self, of: &'a WorkloadKey, label: &'a str) -> BTreeSet<&'a WorkloadKey> {
+        let Some(group) = of.group() else { return [of].into() };
+        let requests = ClaimState::ALL.into_iter().flat_map(|state| self.indices.claimants.oldest(label, Some(group), state));
+        let recorded = self.holding_groups(label).filter(|(workload, _)| workload == of).map(|(_, object)| object);
+        requests.chain(recorded).collect()
+    }
+
+    /// Groups that have a label, each with the object or itself.
+    fn holding_groups(&self, label: &str) -> impl Iterator<Item = &(WorkloadKey, WorkloadKey)> {
+        // Groups are the first keys.
+        let holders = self.indices.holders.get(label).into_iter().flat_map(BTreeMap::keys);
+        holders.take_while(|(workload, _)| !workload.is_standalone())
     }
 
     /// Groups of whose replicas one has this host name, or gets it when the group is scaled.
@@ -66,7 +128,7 @@ impl ClusterCache {
         groups.map(|(name, _)| WorkloadKey::of_group(name))
     }
 
-    fn namesake(&self, of: &WorkloadKey, (workload, subject): (WorkloadKey, WorkloadKey), label: &str) -> Option<Namesake> {
+    pub(super) fn namesake(&self, of: &WorkloadKey, (workload, subject): (WorkloadKey, WorkloadKey), label: &str) -> Option<Namesake> {
         let claimant = subject.publisher();
         let metadata = match (&claimant, subject.group()) {
             (Some(claimant), _) => self.claimant(claimant).and_then(|(_, object)| object.user_metadata()),
@@ -85,10 +147,7 @@ impl ClusterCache {
             let is_refused = claimant.as_ref().is_some_and(|claimant| self.is_refused(&workload, claimant));
             is_live && !is_refused && workload.group().is_none_or(|name| self.publishes(name))
         };
-        let age = metadata.map_or((i64::MIN, String::new()), |metadata| {
-            let (created, uid) = age(metadata);
-            (created, uid.to_owned())
-        });
+        let age = owned_age(metadata);
         self.tailnet_of(&workload)?;
         let is_same_tailnet = self.is_same_tailnet(of, &workload);
         (holds || (is_same_tailnet && requests())).then_some(Namesake { workload, subject, age, holds, is_same_tailnet })
@@ -96,9 +155,8 @@ impl ClusterCache {
 
     /// Whether a group's config has a name without the object: that of the Tailscale operator does not say for which.
     fn is_recorded(&self, workload: &WorkloadKey, label: &str) -> bool {
-        let mut holders = self.indices.holders.get(label).into_iter().flat_map(BTreeMap::keys);
         let names = self.indices.recorded_names.get(workload);
-        names.is_some_and(|names| names.contains(&service_name(label))) && !holders.any(|(other, _)| other == workload)
+        names.is_some_and(|names| names.contains(&service_name(label))) && !self.holding_groups(label).any(|(other, _)| other == workload)
     }
 
     /// Reserves the new names of a plan, as passes over two workloads run at the same time. Returns false if another workload's plan has one
@@ -127,10 +185,18 @@ impl ClusterCache {
 
     /// Records the objects that a pass refuses.
     pub fn record_refusals(&mut self, key: &WorkloadKey, refused: BTreeSet<Publisher>) {
-        if refused.is_empty() {
-            self.refusals.remove(key);
-        } else {
+        let old = self.refusals.remove(key).unwrap_or_default();
+        let changed: Vec<WorkloadKey> = old.symmetric_difference(&refused).map(WorkloadKey::from).collect();
+        if !refused.is_empty() {
             self.refusals.insert(key.clone(), refused);
         }
+        for object in &changed {
+            self.index_claims(object);
+        }
     }
+}
+
+/// Age of an object; one that does not exist is the oldest.
+fn owned_age(metadata: Option<&ObjectMeta>) -> (i64, String) {
+    metadata.map(age).map_or((i64::MIN, String::new()), |(created, uid)| (created, uid.to_owned()))
 }

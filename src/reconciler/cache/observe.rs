@@ -19,9 +19,9 @@ use crate::api::vip::PREFIX;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::kinds::proxyclass;
 use crate::model::controller::kinds::proxyclass::ClassRules;
-use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::policy::tenancy::max_names;
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::naming;
 use crate::model::controller::workload::objects::certificate::{CertificateRecord, accounts_ref};
@@ -67,7 +67,8 @@ impl ClusterCache {
             }
             None => self.indices.namespaces.clone(),
         };
-        let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
+        let tenants = &settings.standalone_tenants;
+        let names_before = if tenants.is_empty() { 0 } else { self.names_before(key, max_names(tenants)) };
         let (replicas, waiting) = self.with_waiting(key, &workload);
         let devices = self.device_inputs(key, &workload, &replicas, device_reads);
         let wants_nodes = matches!(&class, Class::Ready(class) | Class::Refused(class) if class.spec.static_endpoints.is_some());
@@ -323,13 +324,15 @@ impl ClusterCache {
     /// Keys of a namespace among them.
     pub(super) fn standalone_keys_in(&self, namespace: &str) -> impl Iterator<Item = &WorkloadKey> {
         let first = [PublishSource::Service, PublishSource::Ingress].map(|source| WorkloadKey::of_object(source, namespace, ""));
-        let all = first.into_iter().flat_map(|first| {
-            let kind = first.kind();
-            self.indices.workloads.range(first..).map(|(key, _)| key).take_while(move |key| key.kind() == kind)
-        });
-        // Keys of a kind are sorted by namespace.
-        let namespace = namespace.to_owned();
-        all.filter(move |key| key.namespace() == namespace)
+        first.into_iter().flat_map(|first| {
+            // Keys of a kind are sorted by namespace.
+            let (kind, namespace) = (first.kind(), first.namespace().to_owned());
+            self.indices
+                .workloads
+                .range(first..)
+                .map(|(key, _)| key)
+                .take_while(move |key| key.kind() == kind && key.namespace() == namespace)
+        })
     }
 
     /// Whether an object has a proxy of its own.
@@ -338,20 +341,19 @@ impl ClusterCache {
         members.is_some_and(|members| members.owned.keys().any(|object| object.kind == Kind::StatefulSet))
     }
 
-    /// Number of other standalone objects of its namespace that have a proxy, or requested one earlier; 0 for an object that has one, which
-    /// is not limited.
-    fn names_before(&self, key: &WorkloadKey) -> usize {
+    /// Number of other standalone objects of its namespace that have a proxy, or requested one earlier, counted up to a limit; 0 for an
+    /// object that has one, which is not limited.
+    fn names_before(&self, key: &WorkloadKey, limit: usize) -> usize {
         if self.has_proxy(key) {
             return 0;
         }
-        let Some(own) = self.standalone_parent(key).map(Parent::publisher) else { return 0 };
-        let rank = |key: &WorkloadKey| {
-            let publisher = key.publisher()?;
-            Some((age(self.live(&publisher)?), publisher))
-        };
-        let requests = |key: &WorkloadKey| self.standalone_parent(key).is_some_and(|parent| self.assignment.has_own_proxy(parent));
-        let before = |other: &&WorkloadKey| *other != key && (self.has_proxy(other) || (requests(other) && rank(other) < rank(key)));
-        self.standalone_keys_in(&own.namespace).filter(before).count()
+        let own = key.publisher().and_then(|own| self.request_rank(self.claimant(&own)?.1)).filter(|(is_live, ..)| *is_live);
+        let proxies = self.indices.proxies.get(key.namespace()).map_or(0, BTreeSet::len);
+        let before = own.zip(self.indices.requests.get(key.namespace())).map(|(own, all)| {
+            let waiting = all.range(..own).filter(|(.., other)| !self.has_proxy(other));
+            waiting.take(limit.saturating_sub(proxies)).count()
+        });
+        proxies + before.unwrap_or_default()
     }
 
     /// UID of the object that requests a workload.

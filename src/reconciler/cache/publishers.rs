@@ -7,6 +7,7 @@ use imbl::OrdMap;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::name_index::ClaimState;
 use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
 use crate::api::routes::Origin;
@@ -33,6 +34,11 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
         PublishSource::Ingress => WatchRole::Ingress,
         PublishSource::Service => WatchRole::Service,
     }
+}
+
+/// Kind of the objects of a role that can request a name.
+pub(super) fn source(of: WatchRole) -> Option<PublishSource> {
+    [PublishSource::Ingress, PublishSource::Service].into_iter().find(|source| role(*source) == of)
 }
 
 #[derive(Debug)]
@@ -164,20 +170,27 @@ impl ClusterCache {
         ingresses.map(|(_, ingress)| ingress_label(ingress))
     }
 
-    fn rivals(&self, of: &WorkloadKey, label: &str) -> Vec<NameConflict> {
+    /// Requests of other groups for a name: of each group the oldest one, and those of objects that this workload has.
+    pub(super) fn rivals(&self, of: &WorkloadKey, label: &str) -> Vec<NameConflict> {
         let is_group = |key: &WorkloadKey| key.group().is_some_and(|name| self.group(name).is_some());
-        let others = self.indices.wanted.get(label).into_iter().flatten();
-        let rival = |claimant: &Publisher| {
-            let other = self.key_of(claimant).filter(|other| other != of)?;
-            self.live(claimant).filter(|_| is_group(&other) && !self.is_refused(&other, claimant))?;
-            if is_group(of) && !self.is_same_tailnet(of, &other) {
-                return None;
+        let (claimants, own) = (&self.indices.claimants, self.own_claimants(of, label));
+        let of_group = |group: &String| {
+            let key = WorkloadKey::of_group(group);
+            if key == *of || !is_group(&key) || (is_group(of) && !self.is_same_tailnet(of, &key)) {
+                return Vec::new();
             }
             let name = service_name(label);
-            let serving = self.replicas(&other, other.name()).values().any(|replica| serves(replica, &name));
-            Some(NameConflict { claimant: claimant.clone(), key: other, serving, is_device: false })
+            let serving = self.replicas(&key, group).values().any(|replica| serves(replica, &name));
+            let is_own = |object: &&&WorkloadKey| {
+                let mut claims = claimants.claims(object, label);
+                claims.any(|claim| claim.state == ClaimState::Requested && claim.group.as_ref() == Some(group))
+            };
+            let oldest = claimants.oldest(label, Some(group), ClaimState::Requested).take(1);
+            let objects: BTreeSet<&WorkloadKey> = own.iter().filter(is_own).copied().chain(oldest).collect();
+            let claimants = objects.into_iter().filter_map(WorkloadKey::publisher);
+            claimants.map(|claimant| NameConflict { claimant, key: key.clone(), serving, is_device: false }).collect()
         };
-        others.filter_map(rival).collect()
+        claimants.groups(label).into_iter().flat_map(of_group).collect()
     }
 
     /// Metadata of an object that exists and is not in deletion: then it requests nothing.
@@ -188,11 +201,6 @@ impl ClusterCache {
     pub(super) fn claimant(&self, claimant: &Publisher) -> Option<(Id, &CachedObject)> {
         let id = (claimant.namespace.clone(), claimant.name.clone());
         self.one(role(claimant.source), &id).map(|object| (id, object))
-    }
-
-    pub(super) fn key_of(&self, claimant: &Publisher) -> Option<WorkloadKey> {
-        let (id, object) = self.claimant(claimant)?;
-        self.publish_request(&id, object)?.key
     }
 
     pub(super) fn publisher(&self, source: PublishSource, id: &Id) -> Option<WorkloadKey> {

@@ -20,6 +20,15 @@ impl ClusterCache {
         })
     }
 
+    /// Whether standalone proxies are in the tailnet of a workload, as by [`Self::is_same_tailnet`], at little cost for each of many.
+    pub(super) fn proxies_of_tailnet(&self, of: &WorkloadKey) -> impl Fn(&WorkloadKey) -> bool {
+        let proxy = WorkloadKey::of_object(PublishSource::Service, "", "");
+        let is_default = self.tailnet_of(of) == self.tailnet_of(&proxy);
+        let [own, usual] = [of, &proxy].map(|key| if is_default { BTreeSet::new() } else { self.recorded_tailnets(key) });
+        let is_of = move |recorded: BTreeSet<_>| !own.is_disjoint(if recorded.is_empty() { &usual } else { &recorded });
+        move |other| is_default || is_of(self.domains(other))
+    }
+
     /// Workloads that are not in the tailnet of this one.
     pub(super) fn other_tailnets(&self, of: &WorkloadKey) -> OtherTailnets {
         let groups = self.groups().filter(|(name, _)| !self.is_same_tailnet(of, &WorkloadKey::of_group(name)));

@@ -13,6 +13,7 @@ use crate::model::controller::workload::objects::Kind;
 mod admitted_keys;
 mod assignment;
 mod bounded_objects;
+mod claimants;
 mod cluster;
 mod collisions;
 mod group_names;

@@ -205,6 +205,11 @@ impl TenancyScope<'_> {
     }
 }
 
+/// The highest number of names in the tailnet that one of the tenants may have.
+pub fn max_names(tenants: &[Tenant]) -> usize {
+    tenants.iter().map(|tenant| TenantQuota::read(tenant).max_names).max().unwrap_or_default()
+}
+
 /// Requested tags that need the permission of a tenant: none that are the object's own, nor, where there are no tenants, permitted ones.
 pub fn restricted_tags(mut requested: Vec<String>, own: &[&[String]], tenants: &[Tenant], permitted: &Patterns) -> Vec<String> {
     let is_permitted = |tag: &String| tenants.is_empty() && permitted.matches(tag);

@@ -75,8 +75,8 @@ pub struct Observed {
     pub nodes: Vec<Arc<Node>>,
     /// Labels of all namespaces, if the group has tenants; else empty. Of a standalone object at most its own namespace.
     pub namespaces: OrdMap<String, Arc<Labels>>,
-    /// Standalone objects of its namespace that have a proxy, or requested one earlier; counted for an object
-    /// without proxy, if there are tenants of standalone proxies.
+    /// Standalone objects of its namespace that have a proxy, or requested one earlier, up to the highest limit of a tenant; counted for an
+    /// object without proxy, if there are tenants of standalone proxies.
     pub names_before: usize,
     /// Node ports of other groups, and those that the API server has rejected.
     pub node_ports: BTreeSet<u16>,
@@ -120,10 +120,11 @@ pub struct PublishInputs {
     pub backends: BTreeMap<(String, String), Arc<BackendService>>,
     /// Requesting Services with a ready endpoint.
     pub backed: BTreeSet<(String, String)>,
-    /// Requests of other groups of the tailnet for names of this group that these do not refuse, and proxies of their own that its
-    /// objects have or get.
+    /// Requests of other groups of the tailnet for names of this group that these do not refuse, of each group the oldest and those of objects
+    /// of this group, and proxies of their own that its objects have or get.
     pub rivals: BTreeMap<String, Vec<NameConflict>>,
-    /// Objects of other workloads that have a label, or request it in this tailnet and are not refused.
+    /// Objects of other workloads that have a label, or request it in this tailnet and are not refused, as far as one of them can be the first
+    /// for an object of this workload.
     pub namesakes: BTreeMap<String, Vec<Namesake>>,
     /// Objects that the config of another group has: it serves them until this workload does.
     pub served_by_others: BTreeSet<Publisher>,

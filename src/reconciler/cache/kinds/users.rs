@@ -17,7 +17,8 @@ use crate::model::controller::kinds::concerns;
 use crate::model::controller::policy::cluster_networks::NetworkSource;
 use crate::model::controller::policy::requests;
 use crate::model::controller::workload::objects::slice::SERVICE_NAME;
-use crate::reconciler::cache::indices::{Indices, count, put};
+use crate::reconciler::cache::indices::Indices;
+use crate::reconciler::cache::maps::{count, put};
 use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
 
 impl WatchedKind for Service {

@@ -37,16 +37,21 @@ fn members(world: &ClusterCache) -> (Vec<&str>, Vec<&str>) {
     (of(&|group| !group.services.is_empty()), of(&|group| !group.ingresses.is_empty()))
 }
 
+/// Number of groups from which objects request the name of the Ingress.
+fn requesting(world: &ClusterCache) -> usize {
+    world.indices.claimants.groups("app").len()
+}
+
 #[test]
 fn namespace_label_moves_objects_into_and_out_of_default_groups() {
     let mut world = with_defaults();
     world.put_json(WatchRole::IngressClass, class(1, json!(null)));
     assert_eq!(members(&world), (vec![], vec![]), "the labels of the namespace are unknown");
     assert_eq!(groups_of(&world.put_json(WatchRole::Namespace, namespace(1, json!({})))), ["e", "i"]);
-    assert_eq!((members(&world), world.indices.wanted.len()), ((vec!["e"], vec!["i"]), 1));
+    assert_eq!((members(&world), requesting(&world)), ((vec!["e"], vec!["i"]), 1));
     let out = json!({"tailyard.io/default-proxy-group": "disabled"});
     assert_eq!(groups_of(&world.put_json(WatchRole::Namespace, namespace(2, out))), ["e", "i"]);
-    assert_eq!((members(&world), world.indices.wanted.len()), ((vec![], vec![]), 0));
+    assert_eq!((members(&world), requesting(&world)), ((vec![], vec![]), 0));
     assert!(
         world.put_json(WatchRole::Namespace, namespace(3, json!({"tailyard.io/default-proxy-group": "disabled", "a": "b"}))).is_empty()
     );
@@ -68,11 +73,11 @@ fn class_parameters_move_ingresses() {
     let wrong = json!({"apiGroup": "v1", "kind": "ConfigMap", "name": "i"});
     let keys = world.put_json(WatchRole::IngressClass, class(3, wrong));
     assert!(keys.contains(&WorkKey::Workload("".into())), "it is reported: {keys:?}");
-    assert_eq!((members(&world).1, world.indices.wanted.len()), (vec![""], 1));
+    assert_eq!((members(&world).1, requesting(&world)), (vec![""], 0));
     world.put_json(WatchRole::IngressClass, class(4, json!(null)));
     assert_eq!(members(&world).1, ["i"], "by default");
     world.gone_json(WatchRole::IngressClass, &class(5, json!(null)));
-    assert_eq!((members(&world).1, world.indices.wanted.len()), (vec![], 1));
+    assert_eq!((members(&world).1, requesting(&world)), (vec![], 0));
 }
 
 #[test]
@@ -149,7 +154,7 @@ proptest::proptest! {
             change(&mut fresh, object, state, 1);
         }
         proptest::prop_assert_eq!(members(&world), members(&fresh));
-        proptest::prop_assert_eq!(&world.indices.wanted, &fresh.indices.wanted);
+        proptest::prop_assert_eq!(&world.indices.claimants, &fresh.indices.claimants);
         let pruned = |world: &ClusterCache| (world.count(WatchRole::Service), world.stored(WatchRole::Service));
         proptest::prop_assert_eq!(pruned(&world), pruned(&fresh));
     }

@@ -56,6 +56,8 @@ pub(super) struct Cluster {
     owners: BTreeMap<ObjectId, String>,
     /// Writes and deletions of objects that belonged to another owner.
     pub(super) takeovers: Vec<String>,
+    /// Keys that the last change of an object enqueued.
+    pub(super) enqueued: BTreeSet<WorkKey>,
     /// Objects that the reconciler wrote and deleted, in order.
     pub(super) writes: Vec<String>,
     watches: Vec<InformerWatch>,
@@ -134,6 +136,7 @@ impl Cluster {
             events: Vec::new(),
             owners: BTreeMap::new(),
             takeovers: Vec::new(),
+            enqueued: BTreeSet::new(),
             writes: Vec::new(),
             watches,
             settings: Arc::new(settings),
@@ -204,7 +207,7 @@ impl Cluster {
                 metadata[key] = json!(new);
             }
         }
-        feed(&mut self.cache, &self.watches, kind, &object);
+        self.enqueued = feed(&mut self.cache, &self.watches, kind, &object);
         self.owners.entry(id.clone()).or_insert_with(|| owner(&object));
         self.objects.insert(id, object);
     }
@@ -233,9 +236,8 @@ impl Cluster {
         self.owners.remove(id);
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        for watch in self.watches.iter().filter(|watch| is_scope(watch, id.0, &id.1)) {
-            self.cache.gone_json(watch.role, &object);
-        }
+        let watches = self.watches.iter().filter(|watch| is_scope(watch, id.0, &id.1));
+        self.enqueued = watches.flat_map(|watch| self.cache.gone_json(watch.role, &object)).collect();
     }
 
     pub(super) fn time(&self) -> Timestamp {
@@ -337,7 +339,8 @@ fn is_scope(watch: &InformerWatch, kind: &str, namespace: &str) -> bool {
 }
 
 /// Delivers a change to the watches: one whose selector no longer matches reports a deletion, as the API server does.
-fn feed(cache: &mut ClusterCache, watches: &[InformerWatch], kind: &str, object: &Value) {
+fn feed(cache: &mut ClusterCache, watches: &[InformerWatch], kind: &str, object: &Value) -> BTreeSet<WorkKey> {
+    let mut keys = BTreeSet::new();
     let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
     for InformerWatch { role, follow } in watches.iter().filter(|watch| is_scope(watch, kind, namespace)) {
         let labels = &object["metadata"]["labels"];
@@ -349,11 +352,12 @@ fn feed(cache: &mut ClusterCache, watches: &[InformerWatch], kind: &str, object:
         let metadata_only = matches!(role, WatchRole::Namespace | WatchRole::Credentials);
         let delivered = if metadata_only { json!({"metadata": object["metadata"]}) } else { object.clone() };
         if follow.labels.is_none_or(|selector| selector.split(',').all(matches)) {
-            cache.put_json(*role, delivered);
+            keys.extend(cache.put_json(*role, delivered));
         } else {
-            cache.gone_json(*role, &delivered);
+            keys.extend(cache.gone_json(*role, &delivered));
         }
     }
+    keys
 }
 
 /// JSON merge patch.
