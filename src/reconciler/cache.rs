@@ -34,6 +34,7 @@ mod annotations;
 mod assignment;
 mod certificate_orders;
 mod certificates;
+mod create_failures;
 mod device_claims;
 mod foreign;
 mod index;
@@ -52,9 +53,6 @@ mod uninstall;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
-
-/// Maximum stored Events: Pods with the Tailscale operator's image may create Events.
-const MAX_CREATE_FAILURES: usize = 5_000;
 
 #[derive(Debug)]
 pub struct ClusterCache {
@@ -157,8 +155,11 @@ impl ClusterCache {
 
     /// Stores a new or changed object. Ignored if the stored version is the same or newer.
     pub fn put(&mut self, ParsedObject { role, id, version, mut object }: ParsedObject) -> BTreeSet<WorkKey> {
-        if self.store(role).holds(&id, version) || (role == WatchRole::CreateFailure && self.stored(role) >= MAX_CREATE_FAILURES) {
+        if self.store(role).holds(&id, version) {
             return BTreeSet::new();
+        }
+        if role == WatchRole::CreateFailure && !self.admits_failure(&id, version, &object) {
+            return self.drop_stored(role, &id);
         }
         let annotated = self.follow_annotations(role, &id, Some(&object));
         let networks = self.follow_cluster_ips(&object);

@@ -106,6 +106,10 @@ impl Stores {
         mut changes: impl Stream<Item = WatchChange<Delivered>> + Unpin + Send,
         lost: impl Fn(&'static str, &'static str) + Send,
     ) {
+        if *role == WatchRole::CreateFailure {
+            // Events are stored about known StatefulSets only.
+            self.synced().await;
+        }
         let (role, namespace, began) = (*role, follow.namespace.as_deref(), Instant::now());
         let mut paced: Paced<Id, Delivered> = Paced::new(STATE_BURST, STATES_PER_SECOND);
         let mut logged = None;
@@ -361,5 +365,25 @@ mod tests {
             stores.follow(&watch, Box::pin(writes.chain(iter(ends)).chain(idle)), |_, _| {}).await;
             assert_eq!(version(&stores), None);
         }
+    }
+
+    /// Watches deliver in any order.
+    #[tokio::test]
+    async fn event_that_is_listed_before_its_set_is_stored() {
+        let queue = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, 0.5)));
+        let stores = Stores::new(ClusterCache::new(None, [WatchRole::Group, WatchRole::CreateFailure]), queue);
+        let watch = |role: WatchRole| {
+            let follow = Follow { resource: role.resource(), namespace: None, labels: None, fields: None };
+            InformerWatch { role, follow }
+        };
+        let list = |object: Delivered| iter([WatchChange::Begin, WatchChange::Listed(object), WatchChange::Complete]);
+        let group = json!({"metadata": {"name": "g", "resourceVersion": "1"}, "spec": {"type": "egress"}});
+        let event = json!({"metadata": {"name": "g.1", "namespace": "ts", "resourceVersion": "2"}, "eventTime": null, "reason": "FailedCreate",
+            "note": "no", "deprecatedLastTimestamp": "2026-01-01T00:00:00Z", "regarding": {"kind": "StatefulSet", "name": "g"}});
+        let [groups, events] = [WatchRole::Group, WatchRole::CreateFailure].map(watch);
+        let of_events = stores.follow(&events, list(events.role.decode(event)), |_, _| {});
+        let of_groups = stores.follow(&groups, list(groups.role.decode(group)), |_, _| {});
+        tokio::join!(of_events, of_groups);
+        assert_eq!(stores.cache().stored(WatchRole::CreateFailure), 1);
     }
 }

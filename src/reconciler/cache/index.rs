@@ -87,6 +87,9 @@ impl ClusterCache {
         if role == WatchRole::Credentials && new.is_none() {
             self.certificates.remove(&id.1);
         }
+        if let Some(set) = workload_name(role, &id.1) {
+            self.forget_failure(set);
+        }
     }
 
     pub(super) fn index(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
@@ -156,11 +159,7 @@ impl ClusterCache {
 
     /// Updates the record of a workload's name.
     fn index_name(&mut self, key: &WorkloadKey, role: WatchRole, (_, name): &Id, came: bool) {
-        let workload = match (role, SecretName::parse(name)) {
-            (WatchRole::Owned(Kind::StatefulSet), _) => name,
-            (WatchRole::Owned(Kind::Secret), SecretName::Config { pod }) => pod.rsplit_once('-').map_or(pod, |(workload, _)| workload),
-            _ => return,
-        };
+        let Some(workload) = workload_name(role, name) else { return };
         let keys = self.indices.names.entry(workload.to_owned()).or_default();
         count(keys, key, came);
         if keys.is_empty() {
@@ -251,6 +250,15 @@ impl ClusterCache {
             groups.extend(self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned());
         }
         groups
+    }
+}
+
+/// Name of the workload that an object records by its own name.
+fn workload_name(role: WatchRole, name: &str) -> Option<&str> {
+    match (role, SecretName::parse(name)) {
+        (WatchRole::Group | WatchRole::Owned(Kind::StatefulSet), _) => Some(name),
+        (WatchRole::Owned(Kind::Secret), SecretName::Config { pod }) => Some(pod.rsplit_once('-').map_or(pod, |(workload, _)| workload)),
+        _ => None,
     }
 }
 

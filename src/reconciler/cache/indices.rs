@@ -67,8 +67,8 @@ pub(super) struct Indices {
     pub(super) holders: BTreeMap<String, BTreeMap<(WorkloadKey, WorkloadKey), usize>>,
     /// Ingresses that ordered certificates, by UID of the Secret.
     pub(super) certificates: OrdMap<String, Publisher>,
-    /// Failures to create Pods by `StatefulSet` and Event.
-    pub(super) create_failures: BTreeMap<String, BTreeMap<String, Arc<CreateFailure>>>,
+    /// Failures to create Pods by `StatefulSet`, each with its Event.
+    pub(super) create_failures: BTreeMap<String, (Id, Arc<CreateFailure>)>,
     /// Devices and joining host names of all config Secrets.
     pub(super) devices: DeviceIndex,
 }

@@ -30,7 +30,6 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
     Approved, Class, ControlPlaneError, DeviceRead, Observed, PublishInputs, ServiceList, TailnetState,
 };
-use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::model::controller::workload::readiness::is_lost;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::settings::GroupSettings;
@@ -103,17 +102,6 @@ impl ClusterCache {
             devices,
             denied,
         }
-    }
-
-    /// Why Pods of a workload cannot be created.
-    pub(super) fn create_failure(
-        &self,
-        workload: &str,
-        replicas: &BTreeMap<u32, ObservedReplica>,
-        now: Timestamp,
-    ) -> Option<CreateFailure> {
-        let failures = self.indices.create_failures.get(workload)?.values().map(Arc::as_ref);
-        CreateFailure::current(failures, replicas.values().filter_map(|replica| replica.pod.as_deref()), now).cloned()
     }
 
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {

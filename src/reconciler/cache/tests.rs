@@ -343,6 +343,13 @@ fn nodes_are_needed_only_for_a_class_with_static_endpoints() {
     assert!(!awaits(&world, "h") && world.missing().is_empty());
 }
 
+/// An Event about a Pod that a `StatefulSet` cannot create.
+fn create_failure(set: &str, version: u64, note: &str) -> Value {
+    let metadata = json!({"name": format!("{set}.{version}"), "namespace": "ts", "resourceVersion": version.to_string()});
+    json!({"metadata": metadata, "eventTime": null, "reason": "FailedCreate", "note": note, "deprecatedLastTimestamp": "2026-01-01T00:00:00Z",
+        "regarding": {"kind": "StatefulSet", "name": set}})
+}
+
 #[test]
 fn failure_to_create_a_pod_is_observed_until_its_event_is_deleted() {
     let role = WatchRole::CreateFailure;
@@ -351,21 +358,39 @@ fn failure_to_create_a_pod_is_observed_until_its_event_is_deleted() {
     assert!(world.missing().is_empty(), "Events are not awaited");
     world.put_json(WatchRole::Group, group("g", 1));
     let now = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let event = |set: &str, version: usize| {
-        let metadata = json!({"name": format!("{set}.{version}"), "namespace": "ts", "resourceVersion": version.to_string()});
-        json!({"metadata": metadata, "eventTime": null, "reason": "FailedCreate", "note": "no", "deprecatedLastTimestamp": "2026-01-01T00:00:00Z",
-            "regarding": {"kind": "StatefulSet", "name": set}})
-    };
     let cause = |world: &ClusterCache| Some(world.create_failure("g", &BTreeMap::new(), now)?.cause);
-    assert!(world.put_json(role, event("other", 2)).is_empty());
-    assert_eq!(groups_of(&world.put_json(role, event("g", 3))), ["g"]);
+    assert!(world.put_json(role, create_failure("other", 2, "no")).is_empty());
+    assert_eq!(groups_of(&world.put_json(role, create_failure("g", 3, "no"))), ["g"]);
     assert_eq!(cause(&world).as_deref(), Some("no"));
-    assert_eq!(groups_of(&world.gone_json(role, &event("g", 3))), ["g"]);
+    assert_eq!(groups_of(&world.gone_json(role, &create_failure("g", 3, "no"))), ["g"]);
     assert_eq!(cause(&world), None);
-    for version in 4..=MAX_CREATE_FAILURES + 10 {
-        world.put_json(role, event("other", version));
+}
+
+/// A Pod with the Tailscale operator's image may create Events.
+#[test]
+fn events_about_unknown_sets_are_not_stored_and_hide_none_about_a_known_one() {
+    let role = WatchRole::CreateFailure;
+    let mut world = ClusterCache::new(None, [WatchRole::Group, role]);
+    world.put_json(WatchRole::Group, group("g", 1));
+    let now = "2026-01-01T00:00:00Z".parse().expect("a time");
+    for version in 2..10_000 {
+        assert!(world.put_json(role, create_failure("other", version, "false")).is_empty());
     }
-    assert_eq!(world.stored(role), MAX_CREATE_FAILURES);
+    assert_eq!(world.stored(role), 0);
+    let cause = |world: &ClusterCache| Some(world.create_failure("g", &BTreeMap::new(), now)?.cause);
+    assert_eq!(groups_of(&world.put_json(role, create_failure("g", 10_001, "true"))), ["g"]);
+    assert_eq!((world.stored(role), cause(&world).as_deref()), (1, Some("true")));
+    for (version, newest) in [(10_000, "true"), (10_002, "newer")] {
+        world.put_json(role, create_failure("g", version, "newer"));
+        assert_eq!((world.stored(role), cause(&world).as_deref()), (1, Some(newest)), "one of each set");
+    }
+    let mut moved = create_failure("other", 10_003, "false");
+    moved["metadata"]["name"] = json!("g.10002");
+    assert_eq!(groups_of(&world.put_json(role, moved)), ["g"], "it is about another set now");
+    assert_eq!((world.stored(role), cause(&world)), (0, None));
+    world.put_json(role, create_failure("g", 10_004, "true"));
+    world.gone_json(WatchRole::Group, &group("g", 10_005));
+    assert_eq!(world.stored(role), 0, "the set is not known any more");
 }
 
 #[test]

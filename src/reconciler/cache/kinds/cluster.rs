@@ -38,11 +38,10 @@ impl WatchedKind for CreateFailure {
         cache.named_workload(&self.set).map(WorkKey::Workload).into_iter().collect()
     }
 
-    fn index(self: &Arc<Self>, indices: &mut Indices, (_, name): &Id, came: bool) {
-        let failures = indices.create_failures.entry(self.set.clone()).or_default();
-        failures.remove(name);
-        failures.extend(came.then(|| (name.clone(), Arc::clone(self))));
-        if failures.is_empty() {
+    fn index(self: &Arc<Self>, indices: &mut Indices, id: &Id, came: bool) {
+        if came {
+            indices.create_failures.insert(self.set.clone(), (id.clone(), Arc::clone(self)));
+        } else {
             indices.create_failures.remove(&self.set);
         }
     }

@@ -205,6 +205,8 @@ fn lists_of_every_watched_kind_are_bounded() {
     }
     for (role, object, bound) in rows {
         let mut cluster = Cluster::new();
+        // An Event about an unknown set is not stored.
+        cluster.put("ProxyGroup", json!({"metadata": {"name": "eg"}, "spec": {"type": "egress"}}));
         let before = stored(&cluster, role);
         let name = object["metadata"]["name"].to_string();
         cluster.cache.put_json(role, object);
