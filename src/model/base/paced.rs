@@ -56,12 +56,23 @@ impl<K: Ord + Clone, V> Paced<K, V> {
 
     /// Drops all values that wait.
     pub fn clear(&mut self) {
-        self.waiting.clear();
+        while let Some((key, _)) = self.waiting.pop_first() {
+            self.refund(&key);
+        }
     }
 
     /// Drops the value of a key that waits.
     pub fn forget(&mut self, key: &K) {
-        self.waiting.remove(key);
+        if self.waiting.remove(key).is_some() {
+            self.refund(key);
+        }
+    }
+
+    /// Returns the token of a dropped value: else the next one would wait for both.
+    fn refund(&mut self, key: &K) {
+        if let Some(bucket) = self.buckets.get_mut(key) {
+            bucket.refund();
+        }
     }
 }
 
@@ -98,6 +109,22 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn value_waits_at_most_one_interval_whatever_was_dropped(steps in proptest::collection::vec((0_u8..3, 0_u64..300), 1..200)) {
+            let (mut paced, mut now) = (Paced::new(3, 2.0), ms(0));
+            for (step, pause) in steps {
+                now += ms(pause);
+                while paced.due(now).is_some() {}
+                match step {
+                    0 => paced.forget(&"a"),
+                    1 => paced.clear(),
+                    _ => drop(paced.offer(&"a", (), now)),
+                }
+                let due = paced.next_due();
+                prop_assert!(due.is_none_or(|due| due <= now + ms(500)), "{due:?} at {now:?}");
+            }
+        }
+
         /// The newest value of each key is delivered in the end, and no key exceeds its rate.
         #[test]
         fn newest_value_is_delivered_within_the_rate(offers in proptest::collection::vec((0_u8..3, 0_u64..300), 1..200)) {
