@@ -23,9 +23,12 @@ const DEBOUNCE_PERIOD: Duration = Duration::from_millis(20);
 const DEBOUNCE_FACTOR: u32 = 4;
 /// Maximum debounce time.
 const MAX_DEBOUNCE: Duration = Duration::from_millis(250);
-/// Writes of a Secret by Pods that are parsed at once; then so many a second. A replica writes its state once a second, tailscaled rarely.
-const STATE_BURST: u32 = 10;
-const STATES_PER_SECOND: f64 = 2.0;
+/// Changes of an object by tenants or Pods that are stored at once; then [`CHANGES_PER_SECOND`]. A rollout changes an `EndpointSlice` ten times
+/// within two seconds, and the reconciler itself writes a Service eight times until that is served: neither waits, also one after the other.
+const BURST: u32 = 20;
+/// As [`BURST`], of a Secret, which may be large. A replica writes its state once a second, tailscaled rarely.
+const SECRET_BURST: u32 = 10;
+const CHANGES_PER_SECOND: f64 = 2.0;
 /// Labels of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
 
@@ -98,8 +101,8 @@ impl Stores {
         self.follow(&watch, changes, lost).await;
     }
 
-    /// Applies changes. An object is parsed before the cache is locked; a Secret that Pods write, which may be large, at a rate for each, and
-    /// beside the other tasks.
+    /// Applies changes. An object is parsed before the cache is locked, a large one beside the other tasks; changes of one that tenants or
+    /// Pods may write at a rate for each.
     async fn follow(
         &self,
         InformerWatch { role, follow }: &InformerWatch,
@@ -111,14 +114,15 @@ impl Stores {
             self.synced().await;
         }
         let (role, namespace, began) = (*role, follow.namespace.as_deref(), Instant::now());
-        let mut paced: Paced<Id, Delivered> = Paced::new(STATE_BURST, STATES_PER_SECOND);
+        let burst = if role == WatchRole::Owned(Kind::Secret) { SECRET_BURST } else { BURST };
+        let mut paced: Paced<Id, Delivered> = Paced::new(burst, CHANGES_PER_SECOND);
         let mut logged = None;
         loop {
             let change = tokio::select! {
                 change = changes.next() => change,
                 () = until(paced.next_due().map(|due| began + due)) => {
                     if let Some(object) = paced.due(began.elapsed()) {
-                        self.enqueue(self.put_beside(object).await);
+                        self.enqueue(self.put(object).await);
                     }
                     continue;
                 }
@@ -130,7 +134,7 @@ impl Stores {
                     BTreeSet::new()
                 }
                 WatchChange::Listed(object) => {
-                    let parsed = if object.is_paced() { parse_beside(object).await } else { object.parse() };
+                    let parsed = parse(object).await;
                     self.cache().listed(namespace, parsed)
                 }
                 WatchChange::Complete => {
@@ -140,15 +144,18 @@ impl Stores {
                 }
                 WatchChange::Live => continue,
                 WatchChange::Put(object) if object.is_paced() => match paced.offer(&object.id().clone(), object, began.elapsed()) {
-                    Some(object) => self.put_beside(object).await,
+                    Some(object) => self.put(object).await,
                     None => BTreeSet::new(),
                 },
-                WatchChange::Put(object) => self.put(object),
+                WatchChange::Put(object) => self.put(object).await,
                 WatchChange::Gone(object) => {
                     paced.forget(object.id());
                     self.cache().gone(&object)
                 }
-                WatchChange::Unknown => self.lacks(role, follow, &mut logged),
+                WatchChange::Unknown => {
+                    paced.clear();
+                    self.lacks(role, follow, &mut logged)
+                }
                 WatchChange::Lost(error) => {
                     lost(follow.resource.kind, error.reason());
                     if logged.replace(error.reason()) != Some(error.reason()) {
@@ -162,13 +169,8 @@ impl Stores {
     }
 
     /// Parses and stores an object.
-    fn put(&self, object: Delivered) -> BTreeSet<WorkKey> {
-        let parsed = object.parse();
-        self.cache().put(parsed)
-    }
-
-    async fn put_beside(&self, object: Delivered) -> BTreeSet<WorkKey> {
-        let parsed = parse_beside(object).await;
+    async fn put(&self, object: Delivered) -> BTreeSet<WorkKey> {
+        let parsed = parse(object).await;
         self.cache().put(parsed)
     }
 
@@ -194,7 +196,9 @@ impl Stores {
 
     /// Stores the response to a write.
     pub fn assume(&self, role: WatchRole, value: Value) {
-        self.enqueue(self.put(role.decode(value)));
+        let parsed = role.decode(value).parse();
+        let keys = self.cache().put(parsed);
+        self.enqueue(keys);
     }
 
     /// Stores the response to the apply of a manifest with this hash.
@@ -248,8 +252,11 @@ impl Stores {
     }
 }
 
-/// Parses an object on another thread, so that a large one delays no other task.
-async fn parse_beside(object: Delivered) -> ParsedObject {
+/// Parses an object; a large one on another thread, so that it delays no other task.
+async fn parse(object: Delivered) -> ParsedObject {
+    if !object.is_large() {
+        return object.parse();
+    }
     match tokio::task::spawn_blocking(move || object.parse()).await {
         Ok(parsed) => parsed,
         Err(error) => match error.try_into_panic() {
@@ -286,104 +293,4 @@ fn unknown(resource: Resource) {
 }
 
 #[cfg(test)]
-mod tests {
-    use futures_util::stream::{iter, once};
-    use serde_json::json;
-
-    use super::*;
-    use crate::model::base::backoff::Backoff;
-
-    const ROLE: WatchRole = WatchRole::Owned(Kind::Secret);
-
-    fn stores() -> (Stores, InformerWatch) {
-        let queue = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, 0.5)));
-        let follow = Follow { resource: ROLE.resource(), namespace: None, labels: None, fields: None };
-        (Stores::new(ClusterCache::new(None, [ROLE]), queue), InformerWatch { role: ROLE, follow })
-    }
-
-    fn state(version: u64) -> Delivered {
-        let metadata = json!({"name": "g-0", "namespace": "ts", "resourceVersion": version.to_string()});
-        ROLE.decode(json!({"metadata": metadata, "data": {"egress-services": "e30="}}))
-    }
-
-    fn version(stores: &Stores) -> Option<u64> {
-        stores.cache().version(&ObjectRef::new(Kind::Secret, "ts", "g-0"))
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn state_secret_is_parsed_at_a_rate_and_its_newest_version_in_the_end() {
-        let (stores, watch) = stores();
-        let mut parsed = BTreeSet::new();
-        let writes = iter(1..=1_400).then(|number| async move {
-            tokio::time::sleep(Duration::from_secs(10) / 1_400).await;
-            WatchChange::Put(state(number))
-        });
-        let idle = once(async {
-            tokio::time::sleep(Duration::from_secs(5)).await;
-            WatchChange::Live
-        });
-        let changes = Box::pin(writes.chain(idle).inspect(|_| {
-            parsed.insert(version(&stores));
-        }));
-        stores.follow(&watch, changes, |_, _| {}).await;
-        assert!((20..=36).contains(&parsed.len()), "of 1,400 versions in some 11 s: {parsed:?}");
-        assert_eq!(version(&stores), Some(1_400));
-    }
-
-    #[tokio::test]
-    async fn other_tasks_run_while_a_large_state_is_parsed() {
-        for begin in [vec![], vec![WatchChange::Begin]] {
-            let (stores, watch) = stores();
-            let status = format!(r#"{{"services":{{"a":{{"tailnetTarget":{{}},"ports":[{}]}}}}}}"#, vec!["{}"; 90_000].join(","));
-            let data = json!({"egress-services": k8s_openapi::ByteString(status.into_bytes())});
-            let secret = json!({"metadata": {"name": "g-0", "namespace": "ts", "resourceVersion": "1"}, "data": data});
-            let of = if begin.is_empty() { WatchChange::Put } else { WatchChange::Listed };
-            let end = (!begin.is_empty()).then_some(WatchChange::Complete);
-            let changes = iter(begin.into_iter().chain([of(ROLE.decode(secret))]).chain(end));
-            let other = async {
-                let mut turns = 0;
-                while version(&stores) != Some(1) {
-                    turns += 1;
-                    tokio::task::yield_now().await;
-                }
-                turns
-            };
-            let ((), turns) = tokio::join!(stores.follow(&watch, changes, |_, _| {}), other);
-            assert!(turns > 10, "{turns} turns");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn waiting_version_of_a_deleted_secret_is_dropped() {
-        for ends in [vec![WatchChange::Gone(state(100))], vec![WatchChange::Begin, WatchChange::Complete]] {
-            let (stores, watch) = stores();
-            let writes = iter((1..=50).map(|number| WatchChange::Put(state(number))));
-            let idle = once(async {
-                tokio::time::sleep(Duration::from_secs(5)).await;
-                WatchChange::Live
-            });
-            stores.follow(&watch, Box::pin(writes.chain(iter(ends)).chain(idle)), |_, _| {}).await;
-            assert_eq!(version(&stores), None);
-        }
-    }
-
-    /// Watches deliver in any order.
-    #[tokio::test]
-    async fn event_that_is_listed_before_its_set_is_stored() {
-        let queue = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, 0.5)));
-        let stores = Stores::new(ClusterCache::new(None, [WatchRole::Group, WatchRole::CreateFailure]), queue);
-        let watch = |role: WatchRole| {
-            let follow = Follow { resource: role.resource(), namespace: None, labels: None, fields: None };
-            InformerWatch { role, follow }
-        };
-        let list = |object: Delivered| iter([WatchChange::Begin, WatchChange::Listed(object), WatchChange::Complete]);
-        let group = json!({"metadata": {"name": "g", "resourceVersion": "1"}, "spec": {"type": "egress"}});
-        let event = json!({"metadata": {"name": "g.1", "namespace": "ts", "resourceVersion": "2"}, "eventTime": null, "reason": "FailedCreate",
-            "note": "no", "deprecatedLastTimestamp": "2026-01-01T00:00:00Z", "regarding": {"kind": "StatefulSet", "name": "g"}});
-        let [groups, events] = [WatchRole::Group, WatchRole::CreateFailure].map(watch);
-        let of_events = stores.follow(&events, list(events.role.decode(event)), |_, _| {});
-        let of_groups = stores.follow(&groups, list(groups.role.decode(group)), |_, _| {});
-        tokio::join!(of_events, of_groups);
-        assert_eq!(stores.cache().stored(WatchRole::CreateFailure), 1);
-    }
-}
+mod tests;

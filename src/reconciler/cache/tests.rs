@@ -49,6 +49,12 @@ impl ClusterCache {
     pub(super) fn gone_json(&mut self, role: WatchRole, value: &Value) -> BTreeSet<WorkKey> {
         self.gone(&role.decode(value.clone()))
     }
+
+    /// Version of an object of any role, if stored.
+    pub(in crate::reconciler) fn stored_version(&self, role: WatchRole, namespace: &str, name: &str) -> Option<u64> {
+        let id = (namespace.to_owned(), name.to_owned());
+        self.stores.get(&role)?.objects.get(&id).map(|stored| stored.version)
+    }
 }
 
 /// Rules for our class.

@@ -73,10 +73,43 @@ impl Delivered {
         &self.id
     }
 
-    /// Whether it is a Secret that Pods may write, at any rate.
-    pub fn is_paced(&self) -> bool {
+    /// Whether it is a Secret that Pods may write: it may be large.
+    pub fn is_large(&self) -> bool {
         let name = SecretName::parse(&self.id.1);
         self.role == WatchRole::Owned(Kind::Secret) && (name.is_written_by_pods() || name == SecretName::SharedAccounts)
+    }
+
+    /// Whether tenants or Pods may write it, at any rate.
+    pub fn is_paced(&self) -> bool {
+        match self.role {
+            WatchRole::Owned(Kind::Secret) => self.is_large(),
+            // Tenants; Pods, which may remove the label of a Secret, and write Events with the Tailscale operator's image.
+            WatchRole::Service
+            | WatchRole::Ingress
+            | WatchRole::BackendSlice
+            | WatchRole::Owned(Kind::RoleBinding)
+            | WatchRole::Credentials
+            | WatchRole::CreateFailure => true,
+            // Administrators; the cluster, which reports readiness, also in the status of the reconciler's objects.
+            WatchRole::Group
+            | WatchRole::Class
+            | WatchRole::Tailnet
+            | WatchRole::IngressClass
+            | WatchRole::Namespace
+            | WatchRole::Pod
+            | WatchRole::Node
+            | WatchRole::ServiceRange
+            | WatchRole::Owned(
+                Kind::ServiceAccount
+                | Kind::Role
+                | Kind::ConfigMap
+                | Kind::Service
+                | Kind::EndpointSlice
+                | Kind::PodDisruptionBudget
+                | Kind::StatefulSet
+                | Kind::ServiceMonitor,
+            ) => false,
+        }
     }
 
     pub fn parse(self) -> ParsedObject {

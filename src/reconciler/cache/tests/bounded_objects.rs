@@ -109,6 +109,48 @@ fn certificates_are_paced_like_states() {
     }
 }
 
+/// Changes of an object that tenants or Pods may write are paced; the others are urgent, and their writers are trusted.
+#[test]
+fn changes_of_every_role_are_paced_unless_their_writers_are_trusted() {
+    let pacing = |role: WatchRole, name: &str| match role {
+        WatchRole::Service | WatchRole::Ingress | WatchRole::BackendSlice => (true, "tenants"),
+        WatchRole::Credentials => (true, "Pods, which may remove the label of a Secret"),
+        WatchRole::CreateFailure => (true, "Pods with the Tailscale operator's image"),
+        WatchRole::Group | WatchRole::Class | WatchRole::Tailnet | WatchRole::IngressClass => (false, "administrators"),
+        WatchRole::Namespace => (false, "administrators: its labels decide who is a tenant"),
+        WatchRole::Node | WatchRole::ServiceRange => (false, "the cluster"),
+        WatchRole::Pod => (false, "the kubelet and controllers: readiness is urgent"),
+        WatchRole::Owned(kind) => match kind {
+            Kind::RoleBinding => (true, "tenants, in their namespaces"),
+            Kind::Secret if ["other", "eg-0-config"].contains(&name) => (false, "the reconciler"),
+            Kind::Secret => (true, "Pods"),
+            Kind::ServiceAccount | Kind::Role | Kind::ConfigMap | Kind::ServiceMonitor => (false, "the reconciler"),
+            Kind::Service | Kind::PodDisruptionBudget | Kind::StatefulSet => (false, "the reconciler, and of the status the cluster"),
+            Kind::EndpointSlice => (false, "the cluster: failover is urgent"),
+        },
+    };
+    let secrets = ["eg-0", "app.tail1234.ts.net", "in-acme-accounts", names::ACCOUNTS, "eg-0-config", "other"];
+    for role in WatchRole::TYPED.iter().copied().chain(Kind::ALL.map(WatchRole::Owned)) {
+        let names = if role == WatchRole::Owned(Kind::Secret) { &secrets[..] } else { &["x"] };
+        for name in names {
+            let object = role.decode(json!({"metadata": {"name": name, "namespace": NS}}));
+            let (is_paced, writer) = pacing(role, name);
+            assert_eq!(object.is_paced(), is_paced, "{role:?} {name} is written by {writer}");
+        }
+    }
+}
+
+#[test]
+fn changes_of_every_object_outside_of_the_proxies_namespace_are_paced() {
+    let users = crate::reconciler::informers::watches(NS, &["u".to_owned()]);
+    let roles: BTreeSet<_> =
+        users.into_iter().filter(|watch| watch.follow.namespace.as_deref() == Some("u")).map(|watch| watch.role).collect();
+    assert_eq!(roles.len(), 4, "{roles:?}");
+    for role in roles {
+        assert!(role.decode(json!({"metadata": {"name": "x", "namespace": "u"}})).is_paced(), "{role:?}");
+    }
+}
+
 /// Entries of a map, half of them with a prefix that is read.
 fn texts(count: usize) -> Value {
     let entries = (0..count).map(|number| (format!("{}{number:x}", if number % 2 == 0 { "tailscale.com/" } else { "" }), json!("")));

@@ -190,6 +190,31 @@ fn state_secret_without_labels_keeps_its_group_ready() {
     }
 }
 
+#[test]
+fn changes_of_every_object_that_a_role_of_pods_lets_them_write_are_paced() {
+    let watched: Vec<_> = WatchRole::TYPED.iter().copied().chain(Kind::ALL.map(WatchRole::Owned)).collect();
+    for (image, expected) in [(Image::Tailyard, vec!["secrets"]), (Image::Tailscale, vec!["events", "secrets"])] {
+        let roles = roles(&cluster(image));
+        let rules = roles.values().flat_map(|role| role["rules"].as_array().into_iter().flatten());
+        let mut written = BTreeSet::new();
+        for rule in rules {
+            let texts = |key: &str| rule[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
+            if !texts("verbs").iter().any(|verb| ["create", "patch", "update", "delete"].contains(verb)) {
+                continue;
+            }
+            let names = if rule["resourceNames"].is_null() { vec!["any"] } else { texts("resourceNames") };
+            for role in watched.iter().filter(|role| texts("resources").contains(&role.resource().plural)) {
+                written.insert(role.resource().plural);
+                for name in &names {
+                    let object = role.decode(json!({"metadata": {"name": name, "namespace": NS}}));
+                    assert!(object.is_paced(), "{role:?} {name} with {image:?}");
+                }
+            }
+        }
+        assert_eq!(written.into_iter().collect::<Vec<_>>(), expected);
+    }
+}
+
 /// Secrets whose content the cache has parsed as the state of a replica.
 fn parsed_states(cache: &ClusterCache) -> BTreeSet<String> {
     let secrets = cache.objects(WatchRole::Owned(Kind::Secret));
