@@ -24,6 +24,7 @@ mod leader_client;
 mod leader_leases;
 mod lease;
 mod list_watch;
+mod page;
 mod queries;
 mod resource;
 mod secret;

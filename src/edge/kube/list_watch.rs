@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::conditional_secret::versioned;
 use super::item::{WatchedItem, WatchedObject, plain};
+use super::page::{PageSize, read_page};
 use super::{
     ApiCall, ApiRefusal, CALL_TIMEOUT, CallFault, Cluster, KubeError, Values, Verb, VersionedSecret, config_map_values, secret_values,
     within,
@@ -31,12 +32,6 @@ const WATCH: u32 = 60;
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(WATCH as u64 + 5);
 /// A watch that ends sooner was interrupted; the next one waits for the backoff.
 const MIN_WATCH_LIFETIME: Duration = Duration::from_secs(1);
-/// Objects in a page of a list.
-const PAGE: u32 = 500;
-/// Objects in a page of a kind that tenants write, of which each may have 3 MiB as JSON: a page is in memory as text.
-const PAGE_OF_USERS: u32 = 50;
-/// Objects in a page of a list of Secrets or `ConfigMaps`, of which each may have 1 MiB: a page is in memory as a whole.
-const PAGE_OF_LARGE: u32 = 8;
 
 const _: () = assert!(CALL_TIMEOUT.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
 
@@ -178,15 +173,6 @@ struct ListWatch<K, T> {
     changes: mpsc::Sender<WatchChange<T>>,
 }
 
-/// Objects in a page of a list of this kind.
-fn page_size(kind: &str) -> u32 {
-    match kind {
-        "Secret" | "ConfigMap" => PAGE_OF_LARGE,
-        "Service" | "Ingress" | "EndpointSlice" | "RoleBinding" | "Event" => PAGE_OF_USERS,
-        _ => PAGE,
-    }
-}
-
 /// Starts a list-watch, which runs while its stream is polled.
 fn list_watch<K: WatchedObject, T: Send + 'static, C: Fn(K) -> T + Send + Sync + 'static>(
     api: Api<K>,
@@ -232,9 +218,13 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
     /// Lists all pages; returns the version to watch from.
     async fn list(&self) -> Result<String, KubeError> {
         let (label_selector, field_selector) = (self.labels.clone(), self.fields.clone());
-        let mut page = ListParams { label_selector, field_selector, ..ListParams::default().limit(page_size(self.call.kind)) };
+        let mut page = ListParams { label_selector, field_selector, ..ListParams::default() };
+        let mut size = PageSize::first(self.call.kind);
         loop {
-            let list = within(|| self.call.clone(), self.api.list(&page)).await?;
+            page.limit = Some(size.objects());
+            let read = within(|| self.call.clone(), read_page(&self.api, &page, size.max_bytes())).await?;
+            size = size.next(read.as_ref().map(|(_, bytes)| *bytes));
+            let Some((list, _)) = read else { continue };
             for object in list.items {
                 self.send(WatchChange::Listed((self.convert)(object))).await;
             }
@@ -304,18 +294,5 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
     async fn send(&self, change: WatchChange<T>) {
         // The receiver is in the same stream.
         let _ = self.changes.send(change).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn page_of_objects_of_the_largest_size_has_less_than_200_megabytes() {
-        for kind in ["Secret", "ConfigMap", "Service", "Ingress", "EndpointSlice", "RoleBinding"] {
-            assert!(page_size(kind) * 3 < 200, "{kind}: MiB");
-        }
-        assert_eq!(page_size("Pod"), 500);
     }
 }

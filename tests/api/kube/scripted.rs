@@ -192,6 +192,36 @@ fn server_errors_are_classified_and_retried() {
 }
 
 #[test]
+fn page_that_turns_out_large_is_requested_again_with_few_objects() {
+    let page = |items: &str, token: &str| {
+        let metadata = format!(r#"{{"resourceVersion":"2","continue":"{token}"}}"#);
+        answer(200, format!(r#"{{"apiVersion":"v1","kind":"ConfigMapList","metadata":{metadata},"items":[{items}]}}"#))
+    };
+    let large = object(2).replace("v2", &"x".repeat(9 << 20));
+    let pages = vec![page(&object(1), "a"), page(&large, ""), page(&large, "b"), page(&object(3), "c"), page(&object(4), "")];
+    script(pages, async |script| {
+        let what = Follow { resource: Resource::CONFIG_MAP, namespace: Some("ts".into()), labels: None, fields: None };
+        let mut changes = Box::pin(script.client.follow(&what, Backoff::new(PAUSE, PAUSE, 0.0).expect("bounds")));
+        let mut listed = Vec::new();
+        loop {
+            match timeout(DEADLINE, changes.next()).await.expect("in time").expect("it never ends") {
+                WatchChange::Listed(object) => listed.push(object["metadata"]["resourceVersion"].as_str().map(str::to_owned)),
+                WatchChange::Complete => break,
+                change => assert!(matches!(change, WatchChange::Begin), "{change:?}"),
+            }
+        }
+        assert_eq!(listed, ["1", "2", "3", "4"].map(|version| Some(version.to_owned())));
+        let parameter = |line: &String, name: &str| {
+            let value = line.split(['?', '&', ' ']).find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+            value.unwrap_or_default().to_owned()
+        };
+        let requests: Vec<_> =
+            script.requests().iter().map(|line| format!("{} {}", parameter(line, "limit"), parameter(line, "continue"))).collect();
+        assert_eq!(requests, ["8 ", "500 a", "8 a", "8 b", "500 c"]);
+    });
+}
+
+#[test]
 fn list_is_paged_and_its_watch_resumes_after_a_fault() {
     let page = |version: u32, token: &str| {
         let (metadata, items) = (format!(r#"{{"resourceVersion":"2","continue":"{token}"}}"#), object(version));
