@@ -21,6 +21,7 @@ use tailyard::model::controller::workload::control_plane::Capabilities;
 use tailyard::model::controller::workload::identity::{DeviceId, DeviceName, DeviceRecord};
 use tailyard::model::controller::workload::naming::new_name;
 use tailyard::model::controller::workload::objects::Manifest;
+use tailyard::model::controller::workload::observed::backend_service::BackendService;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
 use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Observed, PublishInputs, ServiceList, TailnetState};
 use tailyard::model::controller::workload::settings::GroupSettings;
@@ -205,12 +206,13 @@ fn publishing() -> [(&'static str, Observed); 2] {
     [("ingress", None), ("ingress-stock-image", Some(stock))].map(|(name, class)| {
         let mut observed = observed(json!({"type": "ingress"}), class);
         let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
-        let service = |name: &str, annotations: Value| {
-            let object = json!({"metadata": {"name": name, "namespace": "default", "annotations": annotations}, "spec": {"clusterIP": "10.96.0.20", "ports": ports}});
-            (("default".to_owned(), name.to_owned()), Arc::new(serde_json::from_value(object).expect("a Service")))
+        let service = |name: &str, annotations: Value| -> Service {
+            let metadata = json!({"name": name, "namespace": "default", "annotations": annotations});
+            serde_json::from_value(json!({"metadata": metadata, "spec": {"clusterIP": "10.96.0.20", "ports": ports}})).expect("a Service")
         };
+        let id = |name: &str| ("default".to_owned(), name.to_owned());
         let ours = json!({"tailscale.com/proxy-group": "pg", "tailscale.com/expose": "true", "tailscale.com/hostname": "whole"});
-        observed.services = OrdMap::from_iter([service("whole", ours)]);
+        observed.services = OrdMap::unit(id("whole"), Arc::new(service("whole", ours)));
         let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
         let ingress = json!({"metadata": {"name": "app", "namespace": "default", "annotations": {"tailscale.com/proxy-group": "pg", "tailscale.com/http-redirect": "true"}},
             "spec": {"ingressClassName": "tailscale", "defaultBackend": backend, "tls": [{"hosts": ["app"]}]}});
@@ -220,11 +222,10 @@ fn publishing() -> [(&'static str, Observed); 2] {
             (name.to_owned(), serde_json::from_value(object).expect("a Tailscale Service"))
         };
         let services = [vip("svc:app", json!(["tcp:443", "tcp:80"]), "100.99.0.1"), vip("svc:whole", json!(["do-not-validate"]), "100.99.0.2")];
-        let id = ("default".to_owned(), "app".to_owned());
         observed.publish = PublishInputs {
-            ingresses: OrdMap::unit(id, Arc::new(serde_json::from_value(ingress).expect("an Ingress"))),
-            backends: [service("web", json!({}))].into(),
-            backed: [("default".to_owned(), "whole".to_owned())].into(),
+            ingresses: OrdMap::unit(id("app"), Arc::new(serde_json::from_value(ingress).expect("an Ingress"))),
+            backends: [(id("web"), Arc::new(BackendService::from(&service("web", json!({})))))].into(),
+            backed: [id("whole")].into(),
             listed: Some(Arc::new(ServiceList { at: observed.now, services: services.into_iter().collect() })),
             ..PublishInputs::default()
         };
@@ -287,7 +288,7 @@ fn standalone_ingress() -> (&'static str, Observed) {
     let id = |name: &str| ("default".to_owned(), name.to_owned());
     observed.publish = PublishInputs {
         ingresses: OrdMap::unit(id("app"), Arc::new(ingress)),
-        backends: [(id("web"), Arc::new(serde_json::from_value(web).expect("a Service")))].into(),
+        backends: [(id("web"), Arc::new(BackendService::from(&serde_json::from_value(web).expect("a Service"))))].into(),
         ..PublishInputs::default()
     };
     let device_id = DeviceId::parse("n1");

@@ -131,17 +131,17 @@ async fn object_that_is_written_without_end_is_stored_at_a_rate_and_delays_no_ot
     for role in PACED {
         let of = |number: u64| if number.is_multiple_of(200) { other } else { often };
         let change = |number| (Duration::from_millis(5), WatchChange::Put(object(role, of(number), number, 1 + u8::from(number % 2 == 1))));
-        let (mut number, mut stored) = (0, BTreeSet::new());
+        let (mut number, mut versions) = (0, BTreeSet::new());
         let stores = follow(role, (1..=2_000).map(change).collect(), |stores| {
             let version = |(namespace, name)| stores.cache().stored_version(role, namespace, name);
             if number > 0 && of(number) == other {
                 assert_eq!(version(other), Some(number), "{role:?}: at once");
             }
-            stored.extend(version(often));
+            versions.extend(version(often));
             number += 1;
         });
         let stores = stores.await;
-        assert!((20..=42).contains(&stored.len()), "{role:?}: {} of 2,000 versions in 10 s", stored.len());
+        assert!((20..=42).contains(&versions.len()), "{role:?}: {} of 2,000 in 10 s", versions.len());
         assert_eq!(stores.cache().stored_version(role, "a", "g-0"), Some(1_999), "{role:?}");
     }
 }
@@ -173,10 +173,10 @@ async fn object_that_was_deleted_and_created_without_end_is_stored_within_an_int
         }
         changes.push((Duration::ZERO, WatchChange::Put(object(role, id, 3_000, 1))));
         changes.push((Duration::from_millis(501), WatchChange::Live));
-        let mut stored = BTreeSet::new();
-        let stores = follow(role, changes, |stores| stored.extend(stores.cache().stored_version(role, id.0, id.1))).await;
-        assert!(stored.len() <= 42, "{role:?}: {} of 1,000 in 10 s", stored.len());
-        assert_eq!(stored.last(), Some(&3_000), "{role:?}: {stored:?}");
+        let mut versions = BTreeSet::new();
+        let stores = follow(role, changes, |stores| versions.extend(stores.cache().stored_version(role, id.0, id.1))).await;
+        assert!(versions.len() <= 42, "{role:?}: {} of 1,000 in 10 s", versions.len());
+        assert_eq!(versions.last(), Some(&3_000), "{role:?}: {versions:?}");
         assert!(stores.cache().stored_version(role, id.0, id.1).is_some());
     }
 }

@@ -195,9 +195,9 @@ fn changes_of_every_object_that_a_role_of_pods_lets_them_write_are_paced() {
     let watched: Vec<_> = WatchRole::TYPED.iter().copied().chain(Kind::ALL.map(WatchRole::Owned)).collect();
     for (image, expected) in [(Image::Tailyard, vec!["secrets"]), (Image::Tailscale, vec!["events", "secrets"])] {
         let roles = roles(&cluster(image));
-        let rules = roles.values().flat_map(|role| role["rules"].as_array().into_iter().flatten());
+        let permissions = roles.values().flat_map(|role| role["rules"].as_array().into_iter().flatten());
         let mut written = BTreeSet::new();
-        for rule in rules {
+        for rule in permissions {
             let texts = |key: &str| rule[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
             if !texts("verbs").iter().any(|verb| ["create", "patch", "update", "delete"].contains(verb)) {
                 continue;
