@@ -193,7 +193,7 @@ fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap
     plan.unchanged.retain(|name| !plan.items.contains_key(name));
     let planned = |name: &String| plan.items.contains_key(name) || plan.unchanged.contains(name);
     plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !planned(name)).collect();
-    capacity::settle(&mut plan, !shape.stock());
+    capacity::settle(pass, &mut plan, nodes, !shape.stock());
     (plan, part)
 }
 
@@ -272,7 +272,7 @@ impl<'a> IngressPlan<'a> {
             Some(item) => return Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&(&item.claimant).into(), &claim.label))),
             None => contest(work.observed, claim)?,
         }
-        let spec = read(work.observed, claim, suffix, None)?;
+        let spec = read(work.observed, claim, (suffix, !nodes), None)?;
         supported::fits(work, shape, &spec)?;
         let joins = quota::admit(self, claim, shape, &spec)?;
         if !self.recorded(&name) {

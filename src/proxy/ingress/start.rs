@@ -157,9 +157,8 @@ fn certify(
 /// Publishes the names of virtual hosts with TLS. Ends when the sender is dropped.
 async fn names(mut sites: watch::Receiver<Arc<Vhosts>>, wanted: watch::Sender<Arc<BTreeMap<String, Host>>>) {
     loop {
-        let over_tls = sites.borrow_and_update().clone();
-        let hosts = over_tls.values().filter(|site| site.is_over_tls()).flat_map(|site| site.hosts.clone());
-        put(&wanted, Arc::new(hosts.collect()));
+        let hosts = shared_host::certificates(&sites.borrow_and_update());
+        put(&wanted, Arc::new(hosts));
         if sites.changed().await.is_err() {
             return;
         }

@@ -157,13 +157,19 @@ pub(crate) fn name_conflict(first: &WorkloadKey, label: &str) -> String {
     format!("{first} has the name {label} already: give this one another name in the tailnet, or remove one of them.")
 }
 
-/// Parses the request. `device`: whole name of the device that serves it, if that is its name.
-pub(crate) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str, device: Option<&str>) -> Result<PublishSpec, Rejection> {
+/// Parses the request. `issues`: whether the control plane issues the certificates of the domain. `device`: whole name of the device that
+/// serves it, if that is its name.
+pub(crate) fn read(
+    observed: &Observed,
+    claim: &IngressClaim<'_>,
+    (suffix, issues): (&str, bool),
+    device: Option<&str>,
+) -> Result<PublishSpec, Rejection> {
     let services =
         |namespace: &str, name: &str| observed.publish.backends.get(&(namespace.to_owned(), name.to_owned())).map(|service| &**service);
     let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
     let reserved = &observed.publish.reserved;
-    let context = SpecContext { suffix, device, services: &services, namespace, certificates, reserved, now: observed.now };
+    let context = SpecContext { suffix, issues, device, services: &services, namespace, certificates, reserved, now: observed.now };
     let (read, reason) = match claim.object {
         Parent::Ingress(_) if observed.publish.class_fault.is_some() => {
             let why = observed.publish.class_fault.clone().unwrap_or_default();

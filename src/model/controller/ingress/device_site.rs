@@ -37,7 +37,8 @@ pub(crate) fn plan_standalone<'a>(
     let state = service_state(work, &plan);
     let device = device_name(work, &claim.label);
     let suffix = domain.as_deref().or(requested_domain(claim)).unwrap_or_default();
-    let spec = read(work.observed, claim, suffix, device.as_deref()).map_err(|refused| (refused.reason, refused.message))?;
+    let issues = domain.is_some() && matches!(state, ServiceState::Device);
+    let spec = read(work.observed, claim, (suffix, issues), device.as_deref()).map_err(|refused| (refused.reason, refused.message))?;
     if matches!(state, ServiceState::Unsupported) && work.observed.of(Kind::StatefulSet).next().is_none() {
         has_certificate(work, claim.object)?;
     }
@@ -63,7 +64,7 @@ pub(crate) fn plan_standalone<'a>(
         // The last name stays.
         None => plan.unchanged = plan.before.names(),
     }
-    capacity::settle(&mut plan, !shape.stock());
+    capacity::settle(pass, &mut plan, false, !shape.stock());
     Ok((plan, part))
 }
 

@@ -75,6 +75,8 @@ pub struct L4Service {
 pub struct SpecContext<'a> {
     /// Domain of the tailnet; empty while it is unknown, before the device of a proxy of its own has joined.
     pub suffix: &'a str,
+    /// Whether the control plane issues the certificates of all names in the domain. Then only the object with a name has one.
+    pub issues: bool,
     /// Whole name of the device whose name it gets, which may differ from label and domain; else it gets that of a Tailscale Service.
     pub device: Option<&'a str>,
     pub services: &'a dyn Fn(&str, &str) -> Option<&'a BackendService>,
@@ -90,6 +92,12 @@ impl SpecContext<'_> {
     /// Whether a host may be the whole name of this label: the domain is unknown.
     pub fn may_be_name_of(&self, label: &str, host: &str) -> bool {
         self.suffix.is_empty() && host.split_once('.').is_some_and(|(first, _)| first == label)
+    }
+
+    /// Whether a host is in the domain of the tailnet, where the control plane issues all certificates.
+    pub fn is_issued(&self, host: &str) -> bool {
+        let label = host.to_ascii_lowercase();
+        self.issues && !self.suffix.is_empty() && label.strip_suffix(self.suffix).is_some_and(|label| label.ends_with('.'))
     }
 }
 

@@ -79,6 +79,12 @@ fn hosts(ingress: &Ingress, (dns, is_own): (&str, impl Fn(&str) -> bool), contex
         for (nth, host) in entry.hosts.iter().flatten().enumerate() {
             match secret {
                 _ if is_own(host) || !host.contains('.') => {}
+                // The first label of the first host is the requested name.
+                None if (at, nth) == (0, 0) => {}
+                _ if context.is_issued(host) => hosts.notes.push(format!(
+                    "host {host} is not served: it is in the domain of the tailnet, whose names have certificates of the control plane. Its own \
+                     name is {dns}: name others below a domain of your own."
+                )),
                 Some(secret)
                     if context.reserved.get(secret).is_some_and(|those| !those.matches(text(ingress.metadata.namespace.as_ref()))) =>
                 {
@@ -89,8 +95,6 @@ fn hosts(ingress: &Ingress, (dns, is_own): (&str, impl Fn(&str) -> bool), contex
                         .push(format!("host {host} is not served: Secret {}/{secret} must not be used, as {why}.", context.namespace));
                 }
                 Some(secret) => hosts.of_its_own(&host.to_ascii_lowercase(), secret, context),
-                // The first label of the first host is the requested name.
-                None if (at, nth) == (0, 0) => {}
                 None => hosts.notes.push(format!("host {host} has no certificate: name its Secret in spec.tls[].secretName.")),
             }
         }

@@ -26,6 +26,11 @@ fn read(annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
 
 /// Parses it in a tailnet of this domain.
 fn read_in(suffix: &str, annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
+    read_by((suffix, true), annotations, spec)
+}
+
+/// Parses it. `issues`: whether the control plane issues the certificates of the domain.
+fn read_by((suffix, issues): (&str, bool), annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let ports = json!([{"name": "web", "port": 80}, {"name": "tls", "port": 8443, "appProtocol": "https"}, {"name": "rpc", "port": 50, "appProtocol": "kubernetes.io/h2c"}]);
     let plain = object("web", json!({"clusterIP": "10.96.0.20", "ports": ports}));
     let headless = object("headless", json!({"clusterIP": "None", "ports": [{"name": "web", "port": 80}]}));
@@ -55,7 +60,7 @@ fn read_in(suffix: &str, annotations: Value, spec: Value) -> Result<PublishSpec,
     let certificates = &own.map(|(name, own)| (name.to_owned(), own)).into();
     let reserved = [("theirs", "v, uu-*"), ("ours", "v,u*")].map(|(secret, those)| (secret.to_owned(), Patterns::parse(those)));
     let reserved = &reserved.into();
-    ingress(&parsed, &SpecContext { suffix, device: None, services: &found, namespace: "ts", certificates, reserved, now: day(3) })
+    ingress(&parsed, &SpecContext { suffix, issues, device: None, services: &found, namespace: "ts", certificates, reserved, now: day(3) })
 }
 
 fn to(service: &str, port: Value) -> Value {
@@ -168,6 +173,39 @@ fn user_certificate_is_validated_for_its_host_alone() {
             if secret == "ending" { (published.warnings, published.notes) } else { (published.notes, published.warnings) };
         assert_eq!((expected.len(), other.len()), (published.flaws.len(), 0), "{secret} {host}");
         assert!(says.is_none_or(|says| expected[0].contains(says)), "{secret} {host}: {expected:?}");
+    }
+}
+
+#[test]
+fn names_of_the_tailnet_are_served_only_to_the_object_that_has_them() {
+    let rule = |host: &str| json!([{"host": host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": to("web", json!({"number": 80}))}]}}]);
+    let within = |labels: &str| format!("{labels}.{SUFFIX}");
+    // host, domain, whether its certificates are issued → whether the host is served with a certificate of the user, number of notes
+    let cases = [
+        (within("shop"), SUFFIX, true, false, 1),
+        (within("SHOP"), SUFFIX, true, false, 1),
+        (within("*"), SUFFIX, true, false, 1),
+        (within("a.shop"), SUFFIX, true, false, 1),
+        (within("app"), SUFFIX, true, false, 0),
+        (within("shop").replace(SUFFIX, &format!("x{SUFFIX}")), SUFFIX, true, true, 0),
+        (format!("{SUFFIX}.example"), SUFFIX, true, true, 0),
+        (within("shop"), SUFFIX, false, true, 0),
+        (within("shop"), "", true, true, 0),
+    ];
+    for (host, suffix, issues, served, notes) in cases {
+        let tls = json!([{"hosts": ["app"]}, {"hosts": [host], "secretName": "unread"}]);
+        let spec = json!({"tls": tls, "rules": rule(&host), "defaultBackend": to("web", json!({"number": 80}))});
+        let published = read_by((suffix, issues), json!({}), spec).expect("the rest of it is served");
+        let hosts = &site(&published).hosts;
+        assert_eq!(
+            hosts.contains_key(&host.to_ascii_lowercase()) && !hosts[&host.to_ascii_lowercase()].issue,
+            served,
+            "{host} {suffix} {issues}"
+        );
+        let refusal = published.notes.iter().filter(|note| note.contains("it is in the domain of the tailnet")).count();
+        assert_eq!((refusal, published.flaws.len()), (notes, 0), "{host} {suffix}: {:?}", published.notes);
+        let route = published.notes.iter().any(|note| note.contains("the rule for host"));
+        assert_eq!(route, notes > 0, "{host} {suffix}: {:?}", published.notes);
     }
 }
 

@@ -1,13 +1,19 @@
 //! Certificates of advertised names, issued and user-provided: state, conditions and Events.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use super::publish::{ingress, publishing};
 use super::*;
 use crate::api::condition::{CERTIFIED, PUBLISHED};
+use crate::api::routes::Host;
 use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::ingress::cert_orders::Certificate;
 use crate::model::ingress::certificate::Leaf;
+use crate::model::ingress::vhosts::{self, shared_host};
 
 /// Time `day` days after the start.
 fn day(day: i64) -> Timestamp {
@@ -144,6 +150,136 @@ fn older_object_gets_a_host_on_the_replicas_own_addresses() {
     let routes = world.config("in").routes;
     assert!(routes["svc:shop"].hosts.contains_key("www.example.com"));
     assert!(!routes.contains_key("svc:aaa"), "it has no host of its own: {routes:?}");
+}
+
+/// Creates an Ingress of a namespace whose first host is its own name, with the Secrets of its other hosts.
+fn names_hosts(world: &mut World, (namespace, name): (&str, &str), hosts: &[(&str, &str)]) {
+    let own = json!({"hosts": [name]});
+    let tls: Vec<_> = [own].into_iter().chain(hosts.iter().map(|(host, secret)| json!({"hosts": [host], "secretName": secret}))).collect();
+    let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
+    world.put_ingress(name, json!({"tailscale.com/proxy-group": "in"}), json!({"tls": tls, "defaultBackend": backend}));
+    let mut ingress = world.ingresses.remove(&("default".to_owned(), name.to_owned())).expect("it was just created");
+    let mut web = world.services[&("default".to_owned(), "web".to_owned())].clone();
+    for metadata in [&mut ingress.metadata, &mut web.metadata] {
+        metadata.namespace = Some(namespace.to_owned());
+    }
+    world.ingresses.insert((namespace.to_owned(), name.to_owned()), ingress);
+    world.services.insert((namespace.to_owned(), "web".to_owned()), web);
+}
+
+/// Certificates that the replicas of the group have for their host names, as they read the config.
+fn replica_certificates(world: &World) -> BTreeMap<String, Host> {
+    let routes = serde_json::to_vec(&world.config("in").routes).expect("JSON");
+    let sites = vhosts::read(Some(&routes), None).expect("readable").sites;
+    shared_host::certificates(&shared_host::listened(&sites.into(), world.tailnet == headscale()))
+}
+
+#[test]
+fn tenant_takes_no_certificate_of_another_tenant() {
+    let victim = [("www.example.com", "www")];
+    // The other tenant's hosts, whether its object is older → the host that it may have.
+    let cases: [(&[(&str, &str)], bool, Option<&str>); 6] = [
+        (&[("shop.tail1234.ts.net", "x")], true, None),
+        (&[("*.tail1234.ts.net", "x"), ("www.example.com", "x")], true, None),
+        (&[("www.example.com", "bad")], true, None),
+        (&[("www.example.com", "also")], false, None),
+        (&[("www.example.com", "also")], true, Some("www.example.com")),
+        (&[("www.example.com", "www"), ("x.example.com", "x")], false, Some("x.example.com")),
+    ];
+    for ((hosts, is_older, gets), tailnet) in
+        cases.into_iter().flat_map(|case| [World::new().tailnet, headscale()].map(|tailnet| (case, tailnet)))
+    {
+        let mut world = publishing(ingress());
+        world.tailnet = tailnet;
+        for secret in ["www", "x"] {
+            own(&mut world, secret, -1, 90);
+        }
+        world.own_certificates.insert("also".into(), world.own_certificates["www"].clone());
+        world.own_certificates.insert("bad".into(), UserCertificate::Unusable("tls.crt is empty".into()));
+        names_hosts(&mut world, ("victim", "shop"), &victim);
+        world.settle();
+        let before = replica_certificates(&world);
+        let now = world.now;
+        world.now += if is_older { -86_000 } else { 60 };
+        names_hosts(&mut world, ("tenant", "zzz"), hosts);
+        world.now = now + 60;
+        world.settle();
+        let after = replica_certificates(&world);
+        for (host, how) in &before {
+            let is_given = gets == Some(host.as_str());
+            assert_eq!(after.get(host) != Some(how), is_given, "{host} of {hosts:?}, older: {is_older}: {after:?}");
+        }
+        assert_eq!(gets.filter(|host| !after.contains_key(*host)), None);
+        let reported = world.event_count("PartiallyAdvertised") + world.event_count("NoTailscaleServices");
+        assert!(reported > 0 || gets.is_some(), "{hosts:?}: {:?}", world.events);
+        // It stays so while the object is invalid.
+        let key = ("tenant".to_owned(), "zzz".to_owned());
+        world.ingresses.get_mut(&key).and_then(|ingress| ingress.spec.as_mut()).expect("a spec").default_backend = None;
+        world.settle();
+        assert_eq!(replica_certificates(&world), after, "{hosts:?}");
+    }
+}
+
+#[test]
+fn host_without_certificate_is_not_taken_from_a_wildcard_of_another_object() {
+    for (secret, is_taken) in [("bad", false), ("x", false), ("www", true)] {
+        let mut world = publishing(ingress());
+        world.tailnet = headscale();
+        for secret in ["www", "x"] {
+            own(&mut world, secret, -1, 90);
+        }
+        let all = Certificate { id: String::new(), from: day(-1), until: day(90) };
+        world.own_certificates.insert("all".into(), UserCertificate::Leaf(Leaf { certificate: all, names: vec!["*.example.com".into()] }));
+        names_hosts(&mut world, ("tenant", "aaa"), &[("www.example.com", secret)]);
+        world.now += 60;
+        names_hosts(&mut world, ("victim", "shop"), &[("*.example.com", "all")]);
+        world.settle();
+        assert_eq!(replica_certificates(&world).contains_key("www.example.com"), is_taken, "{secret}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+
+    /// The certificates of a site do not depend on what another one names, unless that has a certificate for the host, or neither has, and is
+    /// older.
+    #[test]
+    fn another_object_changes_no_certificate(
+        one in prop::collection::btree_map(0_usize..5, 0_usize..4, 0..4),
+        other in prop::collection::btree_map(0_usize..5, 0_usize..4, 0..4),
+        (is_older, on_node, is_first) in any::<(bool, bool, bool)>(),
+    ) {
+        let hosts = ["www.example.com", "x.example.com", "shop.tail1234.ts.net", "app.tail1234.ts.net", "*.tail1234.ts.net"];
+        let secrets = ["www", "x", "also", "bad"];
+        let certified = |host: usize, secret: usize| matches!((host, secret), (0, 0 | 2) | (1, 1));
+        let named = |chosen: &BTreeMap<usize, usize>| chosen.iter().map(|(host, secret)| (hosts[*host], secrets[*secret])).collect::<Vec<_>>();
+        let certificates = |with_other: bool| {
+            let mut world = publishing(ingress());
+            if on_node {
+                world.tailnet = headscale();
+            }
+            for secret in ["www", "x"] {
+                own(&mut world, secret, -1, 90);
+            }
+            world.own_certificates.insert("also".into(), world.own_certificates["www"].clone());
+            world.own_certificates.insert("bad".into(), UserCertificate::Unusable("tls.crt is empty".into()));
+            names_hosts(&mut world, ("victim", "shop"), &named(&one));
+            if with_other {
+                world.now += if is_older { -60 } else { 60 };
+                names_hosts(&mut world, ("tenant", if is_first { "aaa" } else { "zzz" }), &named(&other));
+            }
+            world.settle();
+            (world.config("in").routes.get("svc:shop").map(|site| site.hosts.clone()).unwrap_or_default(), replica_certificates(&world))
+        };
+        let ((own, without), (_, with)) = (certificates(false), certificates(true));
+        for host in own.keys() {
+            let number = hosts.iter().position(|named| named == host);
+            let secret_of = |chosen: &BTreeMap<usize, usize>| number.and_then(|number| Some((number, *chosen.get(&number)?)));
+            let rank = |(host, secret): (usize, usize), is_older: bool| (!certified(host, secret), !is_older);
+            let precedes = secret_of(&other).zip(secret_of(&one)).is_some_and(|(other, one)| rank(other, is_older) < rank(one, !is_older));
+            prop_assert!(precedes || with.get(host) == without.get(host), "{}: {:?} {:?}", host, without, with);
+        }
+    }
 }
 
 /// Rules of the group's Role.
