@@ -8,6 +8,7 @@ use imbl::OrdMap;
 use super::ClusterCache;
 use crate::api::names;
 use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::workload::device_index::login_server;
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig};
 use crate::model::controller::workload::observed::{DeviceInputs, DeviceRead};
@@ -44,7 +45,8 @@ impl ClusterCache {
         let is_unrecorded = |(workload, replica): &(&String, String)| {
             let members = self.named_workload(workload).and_then(|key| self.indices.workloads.get(&key));
             let config = members.and_then(|members| members.replicas.get(replica)?.config.as_deref());
-            let is_other_server = !server_url.is_empty() && !server(config).is_empty() && server(config) != server_url;
+            let is_other_server =
+                !server_url.is_empty() && !server(config).is_empty() && login_server(server(config)) != login_server(server_url);
             !is_other_server && config.is_none_or(|config| config.device.is_none())
         };
         others.find(|other| other.1 != own && is_unrecorded(other)).map(|(_, replica)| replica)

@@ -61,12 +61,19 @@ pub const TAILSCALE: &str = "https://controlplane.tailscale.com";
 /// Another URL of it.
 const TAILSCALE_LOGIN: &str = "https://login.tailscale.com";
 
-/// One text for all URLs of a login server: in lower case, without the default port and slashes at the end.
+/// One text for all URLs of a login server: in lower case, without user, default port, and dots and slashes at the end.
 pub fn login_server(url: &str) -> String {
-    let url = url.trim().trim_end_matches('/').to_ascii_lowercase();
-    let port = if url.starts_with("https:") { ":443" } else { ":80" };
-    let url = url.strip_suffix(port).unwrap_or(&url);
-    if url == TAILSCALE_LOGIN { TAILSCALE.to_owned() } else { url.to_owned() }
+    let url = url.trim().to_ascii_lowercase();
+    let at = url.find("://").map_or(0, |at| at + "://".len());
+    let (scheme, rest) = url.split_at(at);
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let (host, port) = authority.rsplit_once(':').filter(|(_, port)| is_port(port)).unwrap_or((authority, ""));
+    let (host, port, path) = (host.trim_end_matches('.'), port.trim_start_matches('0'), path.trim_end_matches('/'));
+    let is_default = port.is_empty() || port == if scheme == "https://" { "443" } else { "80" };
+    let url = if is_default { format!("{scheme}{host}{path}") } else { format!("{scheme}{host}:{port}{path}") };
+    if url == TAILSCALE_LOGIN { TAILSCALE.to_owned() } else { url }
 }
 
 impl DeviceIndex {
@@ -163,7 +170,13 @@ mod tests {
     }
 
     fn mint(hostname: &str) -> KeyMint {
-        KeyMint { id: KeyId::parse("k1").expect("an ID"), created: 0, tags: Vec::new(), hostname: hostname.into(), previous: None }
+        KeyMint {
+            id: KeyId::parse("k1").expect("an ID"),
+            created: 0,
+            tags: Vec::new(),
+            hostname: hostname.into(),
+            previous: None,
+        }
     }
 
     fn at(second: i64) -> Timestamp {
@@ -230,7 +243,13 @@ mod tests {
             ("https://hs.lab", "https://hs.lab/"),
             ("https://hs.lab", "https://HS.lab:443"),
             ("http://hs.lab:80/", "http://hs.lab"),
+            ("https://hs.lab", "https://hs.lab./"),
+            ("https://hs.lab", "https://user:password@hs.lab:0443/"),
+            ("https://hs.lab:8443/headscale", "https://user@hs.lab.:08443/headscale//"),
+            ("https://[fd00::1]", "https://[FD00::1]:443"),
+            ("hs.lab", "HS.lab:"),
             ("https://controlplane.tailscale.com", "https://login.tailscale.com/"),
+            ("https://controlplane.tailscale.com", "https://login.tailscale.com.:443"),
         ] {
             let (record, mint, mut index) = (record("1", "hs.lab"), mint("shop"), DeviceIndex::default());
             let entry = DeviceEntry { server: one, hostname: "a", record: Some(&record), mint: None, workload: None };
@@ -242,6 +261,9 @@ mod tests {
             let none = OtherTailnets::default();
             assert_eq!(index.joining_elsewhere((other, &none), "shop", "b-config", at(0)), Some("a-config"), "{one} {other}");
         }
-        assert_ne!(login_server("https://hs.lab:444"), login_server("https://hs.lab"));
+        let others =
+            ["https://hs.lab", "https://hs.lab:444", "https://hs.lab:80", "http://hs.lab", "https://hs.lab/a", "https://hs.lab.a", ""];
+        let distinct: BTreeSet<_> = others.iter().map(|url| login_server(url)).collect();
+        assert_eq!(distinct.len(), others.len(), "{distinct:?}");
     }
 }

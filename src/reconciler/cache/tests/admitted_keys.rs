@@ -89,6 +89,33 @@ fn device_with_tags_that_are_not_permitted_is_not_adopted() {
     assert!(cluster.devices.contains_key(&router), "deleted; the record was {record}");
 }
 
+#[test]
+fn device_that_two_replicas_claim_is_contested_whatever_the_url_of_its_login_server() {
+    for (one, other, is_contested) in [
+        ("https://hs.lab", "https://hs.lab", true),
+        ("https://hs.lab", "https://hs.lab/", true),
+        ("https://hs.lab", "https://user@HS.lab.:443", true),
+        ("https://hs.lab", "", true),
+        ("https://hs.lab", "https://other.lab", false),
+    ] {
+        let mut cluster = Cluster::new();
+        for (service, server) in [("a", one), ("b", other)] {
+            cluster.put("Service", exposed_service("t", service, json!({})));
+            let workload = format!("ts-{service}-abcde");
+            cluster.take_over(("t", service), &workload);
+            let config = json!({"Version": "alpha0", "Hostname": service, "ServerURL": server}).to_string();
+            let labels = json!({names::MANAGED: "true", names::PARENT_TYPE: names::PARENT_SERVICE, names::PARENT: service,
+                names::PARENT_NAMESPACE: "t"});
+            let metadata = json!({"name": format!("{workload}-0-config"), "namespace": NS, "labels": labels});
+            cluster.put("Secret", json!({"metadata": metadata, "data": {names::CONFIG_KEY: encoded(&config)}}));
+        }
+        let claimed = device_id("ts-b-abcde-0");
+        cluster.patch("Secret", NS, "ts-a-abcde-0", &json!({"data": {"device_id": encoded(claimed.as_str())}}));
+        let contested = cluster.observe(&cluster.cache, "t/a").devices.contested;
+        assert_eq!(contested.get(&claimed).map(String::as_str), is_contested.then_some("ts-b-abcde-0"), "{one} {other}");
+    }
+}
+
 /// A proxy gives its device another host name before its workload ends, or before it requests another key.
 #[test]
 fn renamed_device_is_deleted_with_its_workload() {
