@@ -175,7 +175,10 @@ impl ControlClient {
             Self::Tailscale(client) => client.routes(id).await?,
             Self::Headscale(client) => client.routes(id).await?,
         };
-        expected.check(id, &device).map_err(|mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch })?;
+        let mismatch = |mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch };
+        if expected.find(id, device).map_err(mismatch)?.is_none() {
+            return Err(ControlError::Absent { call: APPROVE, message: format!("another device has the ID {id}") });
+        }
         let wanted: BTreeSet<String> = approved.difference(remove).chain(add).cloned().collect();
         if wanted == approved {
             return Ok(approved);
@@ -199,7 +202,8 @@ impl ControlClient {
         }
     }
 
-    /// Returns a device by its stable ID; `None` if the control plane does not know it. Fails if it is not the expected one.
+    /// Returns a device by its stable ID; `None` if the control plane does not know it, or another one has its ID. Fails if it is not the
+    /// expected one.
     pub async fn device(&self, id: &DeviceId, expected: &ExpectedDevice) -> Result<Option<Device>, ControlError> {
         let found = match self {
             Self::Tailscale(client) => client.device(id).await,
@@ -210,7 +214,7 @@ impl ControlClient {
             Err(error) => return error.absent().map(|()| None),
         };
         let mismatch = |mismatch| ControlError::Mismatch { call: "check a device", id: id.clone(), mismatch };
-        expected.check(id, &device).map_err(mismatch).map(|()| Some(device))
+        expected.find(id, device).map_err(mismatch)
     }
 
     /// Deletes a device if it is the expected one. A missing device is no error.

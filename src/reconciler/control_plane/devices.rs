@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{ControlPlanes, Denied, LimitedRequest, RequestLimit};
 use crate::model::controller::workload::actions::ClaimedDevice;
 use crate::model::controller::workload::device_claim::DeviceClaim;
-use crate::model::controller::workload::identity::{Binding, Device, DeviceId, DeviceRecord, ExpectedDevice};
+use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord};
 use crate::model::controller::workload::observed::DeviceRead;
 
 /// Time after which the snapshot of each pass has the result of a request.
@@ -152,11 +152,10 @@ impl ControlPlanes {
 
     async fn check_reserved(&self, tailnet: Option<&str>, claim: &DeviceClaim<'_>) -> Result<DeviceRecord, Denied> {
         let (client, ClaimedDevice { id, expected }) = (self.plane(tailnet)?, claim.device);
-        let exists = ExpectedDevice { binding: Binding::Reread, ..ExpectedDevice::default() };
         if let Some(former) = claim.former()
-            && client.device(former, &exists).await?.is_some()
+            && client.device(&former.id, &former.expected).await?.is_some()
         {
-            return Err(Denied::Claim { claimed: id.clone(), recorded: former.clone() });
+            return Err(Denied::Claim { claimed: id.clone(), recorded: former.id });
         }
         let (found, error) = match client.device(id, expected).await {
             Ok(found) => {
@@ -174,7 +173,7 @@ mod tests {
     use super::*;
     use crate::model::controller::key::WorkloadKey;
     use crate::model::controller::workload::actions::DeviceReport;
-    use crate::model::controller::workload::identity::DeviceAddresses;
+    use crate::model::controller::workload::identity::{DeviceAddresses, ExpectedDevice};
 
     #[tokio::test(start_paused = true)]
     async fn reservation_is_of_one_replica_until_it_ends() {

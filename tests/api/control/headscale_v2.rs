@@ -11,9 +11,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use tailyard::edge::control::{ClientCredentials, ControlClient, ControlError};
+use tailyard::model::controller::key::WorkloadKey;
+use tailyard::model::controller::workload::actions::{ClaimedDevice, DeviceReport};
 use tailyard::model::controller::workload::control_plane::Capabilities;
-use tailyard::model::controller::workload::identity::{Binding, DeviceLabel, ExpectedDevice, KeyId, KeyMint};
+use tailyard::model::controller::workload::device_claim::DeviceClaim;
+use tailyard::model::controller::workload::identity::{
+    Binding, DeviceAddresses, DeviceLabel, DeviceRecord, ExpectedDevice, KeyId, KeyMint,
+};
 use tailyard::model::tailnet::supervise::Secret;
+use tailyard::reconciler::control_plane::{ControlPlanes, RequestLimit};
 
 use super::{expected, id, settings, tags};
 
@@ -186,7 +192,14 @@ async fn oauth_client_of_headscale_mints_keys_approves_routes_and_deletes_device
     assert_eq!((key.id.as_str(), key.key.reveal(), key.created.is_some()), ("7", "hskey-auth-7", true));
     server.change(|content| content.devices.extend([("3".to_owned(), node("eg-0"))]));
     let created = key.created.expect("a time").as_second();
-    let mint = |created| KeyMint { id: KeyId::parse("7").expect("an ID"), created, tags: tags(), hostname: "eg-0".into(), previous: None };
+    let mint = |created| KeyMint {
+        id: KeyId::parse("7").expect("an ID"),
+        created,
+        tags: tags(),
+        hostname: "eg-0".into(),
+        previous: None,
+        previous_created: None,
+    };
     let minted = |created| ExpectedDevice { binding: Binding::Minted(mint(created)), ..expected("eg-0") };
     let device = control.device(&id("3"), &minted(created)).await.expect("an answer").expect("a device");
     assert_eq!(
@@ -204,6 +217,51 @@ async fn oauth_client_of_headscale_mints_keys_approves_routes_and_deletes_device
         control.delete_device(&id("3"), &expected("eg-0")).await.expect("deleted, and gone already");
         control.revoke_key(&key.id).await.expect("revoked, and gone already");
     }
+}
+
+/// After a restore of headscale's database another machine can have the ID of a recorded device.
+#[tokio::test]
+async fn device_that_was_created_at_another_time_is_absent_and_stays_unchanged() {
+    let server = Scripted::start().await;
+    let control = server.oauth();
+    control.probe().await.expect("allowed");
+    let created = control.mint_key(&tags(), "eg-0").await.expect("a key").created.expect("a time").as_second() + 5;
+    server.change(|content| content.devices.extend([("3".to_owned(), node("eg-0"))]));
+    let of = |created| ExpectedDevice { created: Some(created), ..expected("eg-0") };
+    let (other, routes) = (of(created + 1), BTreeSet::from(["10.9.0.1/32".to_owned()]));
+    assert!(control.device(&id("3"), &of(created)).await.expect("an answer").is_some());
+    assert_eq!(control.device(&id("3"), &other).await.expect("an answer"), None);
+    control.delete_device(&id("3"), &other).await.expect("gone already");
+    let refused = control.approve_routes(&id("3"), &other, &routes, &routes).await.expect_err("not it");
+    assert_eq!((refused.reason(), refused.to_string().contains("remove it")), ("Absent", false), "{refused}");
+
+    let planes = ControlPlanes::new(true);
+    let credentials = ClientCredentials::OAuth { client_id: CLIENT.0.to_owned(), client_secret: Secret::new(CLIENT.1) };
+    planes.examine(None, "", settings(server.url.clone(), credentials)).await;
+    let key = WorkloadKey::of_group("eg");
+    let limit = RequestLimit { key: &key, replicas: 1 };
+    let replaced = ClaimedDevice { id: id("3"), expected: other };
+    planes.mint_key(None, &tags(), "eg-0", (limit, true), (Some(&replaced), None)).await.expect("a key");
+    let recorded = DeviceRecord {
+        id: id("3"),
+        domain: None,
+        created: Some(created + 1),
+        tags: tags(),
+        name: None,
+        addresses: DeviceAddresses::default(),
+    };
+    let report = DeviceReport::default();
+    // The replica claims the recorded device, then another one.
+    for (claimed, missing) in [(recorded.id.clone(), Some(1)), (recorded.id.clone(), Some(2)), (id("4"), Some(2))] {
+        let binding = if claimed == recorded.id { Binding::Reread } else { Binding::RecordedByName };
+        let created = recorded.created.filter(|_| claimed == recorded.id);
+        let device = ClaimedDevice { id: claimed, expected: ExpectedDevice { binding, created, ..expected("eg-0") } };
+        let claim = DeviceClaim { device: &device, domain: None, report: &report, recorded: Some(&recorded) };
+        let denied = planes.check_device(None, ("eg-0", limit), &claim).await.expect_err("no such device");
+        assert_eq!(denied.reason(), "DeviceUnknown", "{denied}");
+        assert_eq!(planes.device_reads(None).get(&recorded.id).map(|read| read.missing), missing);
+    }
+    server.change(|content| assert_eq!(content.devices, BTreeMap::from([("3".to_owned(), node("eg-0"))])));
 }
 
 #[tokio::test]

@@ -142,8 +142,8 @@ pub struct ConfigDraft {
     pub(crate) uid: Option<String>,
     /// Tags of a new auth key.
     pub(crate) tags: Vec<String>,
-    /// Verified device that a new auth key replaces.
-    pub(crate) previous: Option<DeviceId>,
+    /// Verified device that a new auth key replaces, with its creation time in seconds, if known.
+    pub(crate) previous: Option<(DeviceId, Option<i64>)>,
 }
 
 /// Change of the group object.
@@ -256,12 +256,14 @@ pub(crate) fn device_of_replica(ordinal: u32) -> String {
 impl ConfigDraft {
     /// The Secret with an auth key, and the record of that key. `created`: its creation time in seconds.
     pub fn with_key(&self, id: &KeyId, key: &str, created: i64) -> Manifest {
+        let (previous, previous_created) = self.previous.clone().unzip();
         let mint = KeyMint {
             id: id.clone(),
             created,
             tags: self.tags.clone(),
             hostname: self.hostname().to_owned(),
-            previous: self.previous.clone(),
+            previous,
+            previous_created: previous_created.flatten(),
         };
         self.of_existing(ReplicaSecret { mint: Some(mint), ..self.inputs.clone() }.manifest(Some((key, Some(id))), self.adopt))
     }

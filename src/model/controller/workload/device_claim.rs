@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 
 use crate::model::controller::workload::actions::{ClaimedDevice, DeviceReport};
-use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord};
+use crate::model::controller::workload::identity::{Binding, Device, DeviceRecord, ExpectedDevice};
 use crate::model::controller::workload::observed::DeviceRead;
 
 /// A replica's claim of a device.
@@ -23,8 +23,10 @@ impl DeviceClaim<'_> {
     }
 
     /// The recorded device, if it is another one: the claim holds only if the control plane no longer has it.
-    pub fn former(&self) -> Option<&DeviceId> {
-        self.recorded.map(|recorded| &recorded.id).filter(|id| **id != self.device.id)
+    pub fn former(&self) -> Option<ClaimedDevice> {
+        let former = self.recorded.filter(|recorded| recorded.id != self.device.id)?;
+        let expected = ExpectedDevice { binding: Binding::Reread, created: former.created, ..ExpectedDevice::default() };
+        Some(ClaimedDevice { id: former.id.clone(), expected })
     }
 
     /// The record of the claimed device, and this read of it. `found`: the device, if it is as expected; `exists`: whether the control plane
@@ -46,7 +48,7 @@ impl DeviceClaim<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::controller::workload::identity::{DeviceAddresses, DeviceLabel, DeviceName, ExpectedDevice};
+    use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceLabel, DeviceName};
 
     #[test]
     fn unconfirmed_reads_are_counted_until_one_is_confirmed() {
@@ -71,11 +73,19 @@ mod tests {
         let report = DeviceReport { name: None, addresses: DeviceAddresses::default() };
         let [first, second] =
             ["n1", "n2"].map(|id| ClaimedDevice { id: DeviceId::parse(id).expect("an ID"), expected: ExpectedDevice::default() });
-        let recorded = DeviceRecord::new(first.id.clone(), Device::default(), None);
-        let former = |device, recorded| DeviceClaim { device, domain: None, report: &report, recorded }.former().cloned();
+        let created = Some(Timestamp::UNIX_EPOCH);
+        let recorded = DeviceRecord::new(first.id.clone(), Device { created, ..Device::default() }, None);
+        let former = |device, recorded| DeviceClaim { device, domain: None, report: &report, recorded }.former();
         assert_eq!(
             [former(&first, None), former(&first, Some(&recorded)), former(&second, Some(&recorded))],
-            [None, None, Some(first.id.clone())]
+            [
+                None,
+                None,
+                Some(ClaimedDevice {
+                    id: first.id.clone(),
+                    expected: ExpectedDevice { binding: Binding::Reread, created: Some(0), ..ExpectedDevice::default() }
+                })
+            ]
         );
     }
 }

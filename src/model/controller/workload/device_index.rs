@@ -176,6 +176,7 @@ mod tests {
             tags: Vec::new(),
             hostname: hostname.into(),
             previous: None,
+            previous_created: None,
         }
     }
 

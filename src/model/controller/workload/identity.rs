@@ -226,6 +226,14 @@ pub enum Mismatch {
 }
 
 impl ExpectedDevice {
+    /// The device, if it is as expected; `None` if another one has its ID, so that it no longer exists.
+    pub fn find(&self, id: &DeviceId, device: Device) -> Result<Option<Device>, Mismatch> {
+        match self.check(id, &device) {
+            Err(Mismatch::Created) => Ok(None),
+            checked => checked.map(|()| Some(device)),
+        }
+    }
+
     pub fn check(&self, id: &DeviceId, device: &Device) -> Result<(), Mismatch> {
         if !device.id.is_empty() && device.id != id.as_str() {
             return Err(Mismatch::Id);
@@ -244,7 +252,7 @@ impl ExpectedDevice {
         let exactly = |tags: &[String]| tags.iter().collect::<BTreeSet<_>>() == device.tags.iter().collect();
         let has_one = || device.tags.iter().any(|tag| self.tags.contains(tag));
         match &self.binding {
-            Binding::Minted(mint) if mint.previous.as_ref() != Some(id) => {
+            Binding::Minted(mint) if !mint.is_previous(id, created) => {
                 if exactly(&mint.tags) {
                     mint.admits(device)
                 } else {
@@ -277,6 +285,9 @@ pub struct KeyMint {
     /// Recorded device that joins again with this key: a control plane that cannot delete it lets it keep its ID and creation time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<DeviceId>,
+    /// Creation time of that device, in seconds. Records of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous_created: Option<i64>,
 }
 
 impl KeyMint {
@@ -285,10 +296,16 @@ impl KeyMint {
         self.created.saturating_add(i64::try_from(KEY_LIFETIME.as_secs()).unwrap_or(i64::MAX)).saturating_add(KEY_MARGIN)
     }
 
-    /// Whether a device joined with the key: as the control plane reports, else by its creation time.
+    /// Whether a device is the one that the key replaces.
+    pub fn is_previous(&self, id: &DeviceId, created: Option<i64>) -> bool {
+        self.previous.as_ref() == Some(id) && self.previous_created.zip(created).is_none_or(|(recorded, created)| recorded == created)
+    }
+
+    /// Whether a device joined with the key: by its creation time, and as the control plane reports, if it does. headscale gives the ID of a
+    /// key again after a restore of its database.
     fn admits(&self, device: &Device) -> Result<(), Mismatch> {
-        if let Some(key) = &device.key {
-            return if *key == self.id { Ok(()) } else { Err(Mismatch::Key) };
+        if device.key.as_ref().is_some_and(|key| *key != self.id) {
+            return Err(Mismatch::Key);
         }
         let within = device.created.is_some_and(|created| (self.created..=self.end()).contains(&created.as_second()));
         if within { Ok(()) } else { Err(Mismatch::Time) }
@@ -415,12 +432,34 @@ mod tests {
             (Some(time(1_000 + 3_600)), None, Ok(())),
             (Some(time(1_000 + 3_661)), None, Err(Mismatch::Time)),
             (None, None, Err(Mismatch::Time)),
-            (Some(time(999)), Some("k1"), Ok(())),
+            (Some(time(1_000)), Some("k1"), Ok(())),
+            (Some(time(999)), Some("k1"), Err(Mismatch::Time)),
+            (Some(time(1_000 + 3_661)), Some("k1"), Err(Mismatch::Time)),
+            (None, Some("k1"), Err(Mismatch::Time)),
             (Some(time(1_000)), Some("k2"), Err(Mismatch::Key)),
         ] {
             assert_eq!(expected.check(&id("n1"), &joined(created, key)), result, "{created:?} {key:?}");
         }
         assert_eq!(expected.check(&id("nOld"), &joined(Some(time(1)), None)), Ok(()), "the recorded device that it replaces");
+    }
+
+    #[test]
+    fn device_that_a_key_replaces_is_recognized_by_its_creation_time() {
+        let device = |created, key: &str| Device { created, key: KeyId::parse(key), ..device("pg-0", &["tag:k8s"]) };
+        for (recorded, created, key, result) in [
+            (Some(1), Some(time(1)), "k7", Ok(())),
+            (None, Some(time(2)), "k7", Ok(())),
+            (Some(1), None, "k7", Ok(())),
+            (Some(1), Some(time(2)), "k7", Err(Mismatch::Key)),
+            (Some(1), Some(time(2)), "k1", Err(Mismatch::Time)),
+            (Some(1), Some(time(1_000)), "k1", Ok(())),
+        ] {
+            let mint = KeyMint { previous_created: recorded, ..mint() };
+            let checked = expected(Binding::Minted(mint.clone())).check(&id("nOld"), &device(created, key));
+            assert_eq!(checked, result, "{recorded:?} {created:?} {key}");
+            let text = serde_json::to_string(&mint).expect("JSON");
+            assert_eq!(serde_json::from_str::<KeyMint>(&text).expect("a key"), mint);
+        }
     }
 
     #[test]
@@ -458,7 +497,14 @@ mod tests {
 
     fn mint() -> KeyMint {
         let key = KeyId::parse("k1").expect("an ID");
-        KeyMint { id: key, created: 1_000, tags: vec!["tag:k8s".into()], hostname: "pg-0".into(), previous: Some(id("nOld")) }
+        KeyMint {
+            id: key,
+            created: 1_000,
+            tags: vec!["tag:k8s".into()],
+            hostname: "pg-0".into(),
+            previous: Some(id("nOld")),
+            previous_created: None,
+        }
     }
 
     #[test]
@@ -469,6 +515,8 @@ mod tests {
         for binding in [Binding::Recorded, Binding::RecordedByName, Binding::Reread] {
             let of = |created| ExpectedDevice { created, ..expected(binding.clone()) }.check(&id("n1"), &device);
             assert_eq!([None, Some(1_000), Some(999)].map(of), [Ok(()), Ok(()), Err(Mismatch::Created)], "{binding:?}");
+            let find = |created| ExpectedDevice { created, ..expected(binding.clone()) }.find(&id("n1"), device.clone());
+            assert_eq!((find(Some(1_000)), find(Some(999))), (Ok(Some(device.clone())), Ok(None)), "the recorded one no longer exists");
         }
     }
 

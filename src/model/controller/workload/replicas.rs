@@ -18,6 +18,7 @@ use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, De
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
 use crate::model::controller::workload::device_records;
 use crate::model::controller::workload::device_records::{claimed_device, draft, record};
+use crate::model::controller::workload::identity::KeyMint;
 use crate::model::controller::workload::objects::nodeport::node_port_ref;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref, state, state_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -123,7 +124,8 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let tags = shape.spec.admitted.or_default(shape.settings);
     // A replica that had a device can request keys by writing its state Secret: count them.
     let reissue = reissue || recorded.is_some();
-    let previous = recorded.map(|record| record.id.clone()).or_else(|| secret.mint.as_ref()?.previous.clone());
+    let earlier = |mint: &KeyMint| Some((mint.previous.clone()?, mint.previous_created));
+    let previous = recorded.map(|record| (record.id.clone(), record.created)).or_else(|| secret.mint.as_ref().and_then(earlier));
     let draft = draft(work, shape, ReplicaSecret { device: None, deleted: None, ..secret });
     let draft = Box::new(ConfigDraft { tags: tags.as_slice().to_vec(), previous, ..draft });
     let revokes = config.and_then(|config| config.unused_key(work.observed.now)).cloned();

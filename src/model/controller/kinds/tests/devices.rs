@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::Value;
 
+use super::simulation;
 use super::world::device_id;
 use super::*;
 use crate::api::condition::PROXY_READY;
@@ -395,6 +396,50 @@ proptest! {
                 prop_assert!(record.as_ref().is_none_or(|record| record.as_str() == own), "{replica} has {record:?}");
             }
         }
+    }
+}
+
+/// After a restore of headscale's database another machine can have the ID of a recorded device.
+#[test]
+fn recorded_device_whose_id_another_machine_has_is_as_deleted() {
+    let acts: [(&str, fn(&mut World, &str)); 4] = [
+        ("nothing", |_, _| {}),
+        ("another key", |world, proxy| world.edit(&object(Kind::Secret, proxy), |state| state["data"]["reissue_authkey"] = json!(""))),
+        ("another device", |world, proxy| {
+            let mut other = simulation::joined(&device_id("other"), 99, vec!["tag:k8s".to_owned()], world.time());
+            simulation::name_device(&mut other, "shop", "", false);
+            write(world, proxy, &[("device_id", &other.id)]);
+            world.devices.insert(device_id("other"), other);
+        }),
+        ("deletion", |world, _| world.delete_service("shop")),
+    ];
+    for (what, act) in acts {
+        let run = |is_foreign: bool| {
+            let mut world = world();
+            world.tailnet = super::world::headscale();
+            expose(&mut world, "shop", "shop");
+            world.settle();
+            let proxy = replica(&world, "shop");
+            let id = device_id(&proxy);
+            world.asleep.insert(proxy.clone());
+            world.now += 60;
+            let mut foreign = world.devices.remove(&id).expect("its device");
+            foreign.created = Some(world.time());
+            if is_foreign {
+                world.devices.insert(id.clone(), foreign.clone());
+            }
+            act(&mut world, &proxy);
+            for _ in 0..12 {
+                world.wait(60);
+                world.rounds(3);
+            }
+            if is_foreign {
+                assert_eq!(world.devices.remove(&id).as_ref(), Some(&foreign), "{what}");
+            }
+            let condition = (!world.services.is_empty()).then(|| world.condition("shop", PROXY_READY));
+            (world.minted, world.device_records(), condition, world.objects, world.devices)
+        };
+        assert_eq!(run(true), run(false), "{what}");
     }
 }
 

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction};
 use crate::model::controller::workload::device_claim::DeviceClaim;
-use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, DeviceName};
+use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, DeviceName, Mismatch};
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::DeviceRead;
 
@@ -77,20 +77,26 @@ pub(crate) fn record_device(
 ) -> Option<Manifest> {
     let ControlAction::RecordDevice { device, domain, report, recorded, draft, .. } = action else { return None };
     let claim = DeviceClaim { device, domain: domain.as_deref(), report, recorded: recorded.as_ref() };
-    if claim.former().is_some_and(|id| devices.contains_key(id)) {
+    if claim.former().is_some_and(|former| find(devices, &former) != Ok(None)) {
         return None;
     }
-    let found = devices.get(&device.id).filter(|found| device.expected.check(&device.id, found).is_ok()).cloned();
-    let (record, read) = claim.read((found, devices.contains_key(&device.id)), reads.get(&device.id), now);
+    let found = find(devices, device);
+    let exists = found != Ok(None);
+    let (record, read) = claim.read((found.unwrap_or_default(), exists), reads.get(&device.id), now);
     reads.insert(device.id.clone(), read);
     record.filter(|record| Some(record) != recorded.as_ref()).map(|record| draft.with_device(record))
 }
 
 /// Deletes a device if it is as expected; returns whether it is gone.
 pub(crate) fn delete_device(devices: &mut BTreeMap<DeviceId, Device>, device: &ClaimedDevice) -> bool {
-    let is_expected = devices.get(&device.id).is_none_or(|found| device.expected.check(&device.id, found).is_ok());
-    if is_expected {
+    let found = find(devices, device);
+    if let Ok(Some(_)) = found {
         devices.remove(&device.id);
     }
-    is_expected
+    found.is_ok()
+}
+
+/// Reads a device: as [`crate::edge::control::ControlClient::device`].
+pub(crate) fn find(devices: &BTreeMap<DeviceId, Device>, device: &ClaimedDevice) -> Result<Option<Device>, Mismatch> {
+    devices.get(&device.id).map_or(Ok(None), |found| device.expected.find(&device.id, found.clone()))
 }

@@ -242,7 +242,7 @@ impl ReplicaConfig {
     pub fn unused_key(&self, now: Timestamp) -> Option<&KeyId> {
         let Some(mint) = &self.mint else { return self.key_id.as_ref().filter(|_| self.auth_key().is_some()) };
         // A device that had a record before may have its key of that time.
-        let has_joined = self.device.as_ref().is_some_and(|record| mint.previous.as_ref() != Some(&record.id));
+        let has_joined = self.device.as_ref().is_some_and(|record| !mint.is_previous(&record.id, record.created));
         (!has_joined && now.as_second() <= mint.end()).then_some(&mint.id)
     }
 
