@@ -269,8 +269,12 @@ proptest! {
             check_names_before(&cluster);
             let after = winners(&cluster.cache);
             let all = claims(&cluster.cache);
-            let is_refused = |claim: &Claim| claim.2.publisher().is_some_and(|publisher| cluster.cache.is_refused(&claim.0, &publisher));
-            for claim in before.symmetric_difference(&after).filter(|claim| is_change && all.contains(*claim) && !is_refused(claim)) {
+            // One that is in deletion, or refused for another reason, gets no name.
+            let requests = |claim: &Claim| {
+                let publisher = claim.2.publisher();
+                publisher.is_some_and(|one| cluster.cache.live(&one).is_some() && !cluster.cache.is_refused(&claim.0, &one))
+            };
+            for claim in before.symmetric_difference(&after).filter(|claim| is_change && all.contains(*claim) && requests(claim)) {
                 prop_assert!(cluster.enqueued.contains(&WorkKey::Workload(claim.0.clone())), "{claim:?} after {step:?} {request:?}");
             }
             cluster.wait(i64::from(namespace == 0));
