@@ -34,6 +34,7 @@ const DOORS: &[(&str, &[&str])] = &[
             "edge/kube",
             "model",
             "proxy/certs",
+            "proxy/ingress/l7/endpoints",
             "proxy/metrics/certs",
             "proxy/state_secret/start",
             "proxy/tailnet/recent_peers",

@@ -26,6 +26,11 @@ const MAX_ITEMS: usize = 1_000;
 const MAX_PORT_STATES: usize = 10;
 /// Endpoints of a slice, as in the API, and addresses of one.
 const MAX_ENDPOINTS: usize = 1_000;
+/// Zones in the hints of an endpoint, as in the API.
+const MAX_HINTS: usize = 8;
+/// Length of a label's value, as of a zone or a port, and of a name, as of a node.
+const MAX_LABEL: usize = 63;
+const MAX_NAME: usize = 253;
 
 /// Prefixes of the labels and annotations that stay if an object has too many.
 const READ: [&str; 4] = ["tailscale.com/", "tailyard.io/", "kubernetes.io/", "endpointslice.kubernetes.io/"];
@@ -45,6 +50,16 @@ const FIELDS: [&str; 11] = [
     "finalizers",
 ];
 
+/// Lists of an object in JSON: subjects of a `RoleBinding`, ports and endpoints of an `EndpointSlice`, and those of Services and Ingresses.
+const LISTS: [(&str, usize); 6] = [
+    ("/subjects", MAX_REFERENCES),
+    ("/ports", MAX_PORTS),
+    ("/endpoints", MAX_ENDPOINTS),
+    ("/spec/ports", MAX_PORTS + 1),
+    ("/spec/rules", MAX_ROUTES + 1),
+    ("/spec/tls", MAX_HOSTS + 1),
+];
+
 /// Cuts the lists of an object's metadata.
 pub fn metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
@@ -57,19 +72,15 @@ pub fn metadata(metadata: &mut ObjectMeta) {
     }
 }
 
-/// Cuts the lists that others write into an object in JSON: metadata, the subjects of a `RoleBinding`, the fields of a Secret, ports and
-/// endpoints of an `EndpointSlice`.
+/// Cuts the lists that others write into an object in JSON: metadata, the fields of a Secret, and [`LISTS`].
 pub fn json(object: &mut Value) {
     if let Some(Value::Object(fields)) = object.get_mut("data")
         && fields.len() > MAX_TEXTS
     {
         *fields = std::mem::take(fields).into_iter().take(MAX_TEXTS).collect();
     }
-    if let Some(Value::Array(subjects)) = object.get_mut("subjects") {
-        cut_vec(subjects, MAX_REFERENCES);
-    }
-    for (list, most) in [("ports", MAX_PORTS), ("endpoints", MAX_ENDPOINTS)] {
-        if let Some(Value::Array(list)) = object.get_mut(list) {
+    for (list, most) in LISTS {
+        if let Some(Value::Array(list)) = object.pointer_mut(list) {
             cut_vec(list, most);
         }
     }
@@ -145,15 +156,29 @@ pub fn foreign_ingress(ingress: &mut Ingress) {
     }
 }
 
-/// Cuts the lists of an EndpointSlice.
+/// Cuts the lists of an EndpointSlice, and texts that no reader needs or that are longer than valid ones.
 pub fn slice(slice: &mut EndpointSlice) {
-    slice.ports = None;
-    cut(&mut slice.endpoints, MAX_ENDPOINTS);
-    let mut room = MAX_ENDPOINTS;
-    for endpoint in slice.endpoints.iter_mut().flatten() {
-        cut_vec(&mut endpoint.addresses, room);
-        room -= endpoint.addresses.len();
-        (endpoint.deprecated_topology, endpoint.hints) = (None, None);
+    if let Some(ports) = &mut slice.ports {
+        ports.retain(|port| is_text(&port.name, MAX_LABEL) && is_text(&port.protocol, MAX_LABEL));
+        cut_vec(ports, MAX_PORTS);
+        ports.iter_mut().for_each(|port| port.app_protocol = None);
+    }
+    let Some(endpoints) = &mut slice.endpoints else { return };
+    cut_vec(endpoints, MAX_ENDPOINTS);
+    let mut spare = MAX_ENDPOINTS - endpoints.len();
+    for endpoint in endpoints {
+        endpoint.addresses.retain(|address| address.len() <= MAX_NAME);
+        cut_vec(&mut endpoint.addresses, 1 + spare);
+        spare -= endpoint.addresses.len().saturating_sub(1);
+        (endpoint.deprecated_topology, endpoint.hostname, endpoint.target_ref) = (None, None, None);
+        endpoint.zone.take_if(|zone| zone.len() > MAX_LABEL);
+        endpoint.node_name.take_if(|node| node.len() > MAX_NAME);
+        let Some(hints) = &mut endpoint.hints else { continue };
+        hints.for_nodes = None;
+        if let Some(zones) = &mut hints.for_zones {
+            zones.retain(|zone| zone.name.len() <= MAX_LABEL);
+            cut_vec(zones, MAX_HINTS);
+        }
     }
 }
 
@@ -186,6 +211,11 @@ fn cut_vec<T>(list: &mut Vec<T>, length: usize) {
         list.truncate(length);
         list.shrink_to_fit();
     }
+}
+
+/// Whether a text is no longer than valid ones.
+fn is_text(text: &Option<String>, length: usize) -> bool {
+    text.as_ref().is_none_or(|text| text.len() <= length)
 }
 
 /// Whether a finalizer may be one of the reconciler's.

@@ -29,7 +29,7 @@ families! {
         certificates: Gauge "tailyard_certificate_invalid" ["name", "reason"]
             "1 while the newest certificate of the name is invalid; an older one stays in use",
         unfollowed: Gauge "tailyard_endpointslice_watch_error" ["backend_namespace", "reason"]
-            "1 while the EndpointSlices of a namespace cannot be watched",
+            "1 while the EndpointSlices of a namespace cannot be watched, or have no room",
         endpoints: Gauge "tailyard_upstream_endpoints" ["upstream"] "Endpoints of the upstream",
         ejected: Gauge "tailyard_upstream_endpoints_ejected" ["upstream"] "Endpoints ejected after connect failures",
     }

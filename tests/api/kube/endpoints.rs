@@ -7,7 +7,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tailyard::model::ingress::endpoints::ServicePort;
-use tailyard::model::ingress::vhosts::read;
+use tailyard::model::ingress::vhosts::{Vhosts, read};
 use tailyard::proxy::ingress::l7::endpoints::{UpstreamEndpoints, follow};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -21,6 +21,15 @@ fn slice(name: &str, address: &str) -> EndpointSlice {
         "endpoints": [{"addresses": [address], "conditions": {"ready": true}, "zone": "a"}],
     });
     serde_json::from_value(slice).expect("a slice")
+}
+
+/// Sites with a backend for each of these Services.
+fn sites(services: &[&str]) -> Arc<Vhosts> {
+    let backend = |service: &&str| json!({"namespace": NAMESPACE, "service": service, "portName": "http", "address": "10.96.0.1:80"});
+    let route = |service: &&str| json!({"path": format!("/{service}"), "backend": backend(service)});
+    let routes: Vec<_> = services.iter().map(route).collect();
+    let routes = json!({"svc:web": {"hosts": {"web": {}}, "listeners": {"443": "https"}, "routes": routes}});
+    Arc::new(read(Some(routes.to_string().as_bytes()), None).expect("readable").sites)
 }
 
 /// Waits until the backend has exactly these endpoints and no error.
@@ -38,11 +47,7 @@ fn endpoints_are_watched_once_permitted() {
     cluster(async |cluster| {
         let slices: Api<EndpointSlice> = Api::namespaced(cluster.admin(), NAMESPACE);
         slices.create(&PostParams::default(), &slice("web-1", "10.0.0.1")).await.expect("made");
-        let backend = json!({"namespace": NAMESPACE, "service": "web", "portName": "http", "address": "10.96.0.1:80"});
-        let routes =
-            json!({"svc:web": {"hosts": {"web": {}}, "listeners": {"443": "https"}, "routes": [{"path": "/", "backend": backend}]}});
-        let sites = read(Some(routes.to_string().as_bytes()), None).expect("readable").sites;
-        let (sites, sites_receiver) = watch::channel(Arc::new(sites));
+        let (sites_sender, sites_receiver) = watch::channel(sites(&["web"]));
         let (endpoints_sender, mut upstreams) = watch::channel(Arc::default());
         let following = tokio::spawn(follow(cluster.pod().await, sites_receiver, endpoints_sender));
         let refused = upstreams.wait_for(|upstreams| upstreams.faults.get(NAMESPACE) == Some(&"Forbidden"));
@@ -56,7 +61,14 @@ fn endpoints_are_watched_once_permitted() {
         answers(&mut upstreams, &["10.0.0.2:8080"]).await;
         slices.delete("web-2", &DeleteParams::default()).await.expect("deleted");
         answers(&mut upstreams, &[]).await;
-        sites.send_replace(Arc::default());
+        let mut late = slice("late-1", "10.0.0.3");
+        late.metadata.labels = Some([("kubernetes.io/service-name".into(), "late".into())].into());
+        slices.create(&PostParams::default(), &late).await.expect("made");
+        sites_sender.send_replace(sites(&["web", "late"]));
+        let port = ServicePort { namespace: NAMESPACE.into(), service: "late".into(), port: "http".into() };
+        let found = upstreams.wait_for(|upstreams| upstreams.endpoints.contains_key(&port));
+        drop(timeout(DEADLINE, found).await.expect("a new backend lists its namespace again").expect("followed"));
+        sites_sender.send_replace(Arc::default());
         let forgotten = upstreams.wait_for(|upstreams| **upstreams == UpstreamEndpoints::default());
         drop(timeout(DEADLINE, forgotten).await.expect("forgotten in time").expect("followed"));
         following.abort();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::net::lookup_host;
@@ -47,8 +47,8 @@ pub(super) struct Pool {
 
 #[derive(Debug, Default)]
 struct UpstreamSet {
-    /// Endpoints that the list was built from.
-    endpoints: Option<Arc<UpstreamEndpoints>>,
+    /// Endpoints that the list was built from. A pool without requests keeps no former ones in memory.
+    endpoints: Weak<UpstreamEndpoints>,
     list: Vec<Arc<Upstream>>,
     fallback: BTreeMap<SocketAddr, Arc<Upstream>>,
 }
@@ -163,23 +163,24 @@ impl Pool {
     /// Upstreams for the current endpoints; unchanged ones keep their connections.
     fn refreshed(&self, current: &Arc<UpstreamEndpoints>, node: Option<&String>) -> std::sync::MutexGuard<'_, UpstreamSet> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if peers.endpoints.as_ref().is_some_and(|before| Arc::ptr_eq(before, current)) {
+        if std::ptr::eq(peers.endpoints.as_ptr(), Arc::as_ptr(current)) {
             return peers;
         }
         let Backend { namespace, service, port_name, .. } = &*self.backend;
         let port = ServicePort { namespace: namespace.clone(), service: service.clone(), port: port_name.clone() };
         let endpoints = current.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
         // Endpoints on the node have its zone.
-        let zone = node.and_then(|node| endpoints.iter().find(|endpoint| endpoint.node.as_ref() == Some(node))?.zone.as_ref());
+        let zone =
+            node.and_then(|node| endpoints.iter().find(|endpoint| endpoint.topology.node.as_ref() == Some(node))?.topology.zone.as_ref());
         let had: BTreeMap<_, _> = peers.list.drain(..).map(|peer| ((peer.address, peer.near), peer)).collect();
         peers.list = endpoints
             .iter()
             .map(|endpoint| {
-                let near = zone.is_some_and(|zone| endpoint.is_near(zone));
+                let near = zone.is_some_and(|zone| endpoint.topology.is_near(zone));
                 had.get(&(endpoint.address, near)).cloned().unwrap_or_else(|| Arc::new(Upstream::new(endpoint.address, near)))
             })
             .collect();
-        peers.endpoints = Some(Arc::clone(current));
+        peers.endpoints = Arc::downgrade(current);
         peers
     }
 }

@@ -16,7 +16,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use tailyard::model::ingress::certificate::Pair;
-use tailyard::model::ingress::endpoints::{Endpoint, ServicePort};
+use tailyard::model::ingress::endpoints::{Endpoint, EndpointTopology, ServicePort};
 use tailyard::model::ingress::proxy_protocol;
 use tailyard::model::ingress::vhosts::headers::Upgrades;
 use tailyard::model::ingress::vhosts::{Vhosts, read};
@@ -168,9 +168,7 @@ impl Front {
         let port = ServicePort { namespace: "ns".into(), service: "web".into(), port: "http".into() };
         let endpoint = |(address, zone): &(SocketAddr, &str)| Endpoint {
             address: *address,
-            zone: Some((*zone).to_owned()),
-            node: Some(format!("node-{zone}")),
-            hints: Vec::new(),
+            topology: Arc::new(EndpointTopology { zone: Some((*zone).to_owned()), node: Some(format!("node-{zone}")), hints: Vec::new() }),
         };
         let endpoints = addresses.iter().map(endpoint).collect();
         self.endpoints.send_replace(Arc::new(UpstreamEndpoints { endpoints: [(port, endpoints)].into(), ..UpstreamEndpoints::default() }));
