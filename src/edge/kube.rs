@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +14,10 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::config::{AuthInfo, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
 use kube::{Api, Client, Config};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
+
+use self::pages::MAX_PAGES;
 
 mod access_review;
 mod conditional_secret;
@@ -24,7 +28,7 @@ mod leader_client;
 mod leader_leases;
 mod lease;
 mod list_watch;
-mod page;
+mod pages;
 mod queries;
 mod resource;
 mod secret;
@@ -58,6 +62,8 @@ pub type Values = BTreeMap<String, Bytes>;
 pub struct Cluster {
     client: Client,
     namespace: String,
+    /// Permits of pages of lists.
+    pages: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -123,13 +129,13 @@ impl Cluster {
         config.default_retry = false;
         let namespace = config.default_namespace.clone();
         let client = Client::try_from(config).map_err(|source| KubeError::Client(Box::new(source)))?;
-        Ok(Self { client, namespace })
+        Ok(Self { client, namespace, pages: Arc::new(Semaphore::new(MAX_PAGES)) })
     }
 
     /// The same cluster with another namespace.
     #[must_use]
     pub fn within(&self, namespace: &str) -> Self {
-        Self { client: self.client.clone(), namespace: namespace.to_owned() }
+        Self { namespace: namespace.to_owned(), ..self.clone() }
     }
 
     pub fn namespace(&self) -> &str {

@@ -7,8 +7,7 @@ use futures_util::stream::{BoxStream, select_all};
 use serde_json::Value;
 
 use super::{OF_USERS, PROXIES, gap};
-use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
-use crate::model::base::backoff::Backoff;
+use crate::edge::kube::{Cluster, Follow, Resource, WatchChange, WatchedItem};
 use crate::model::diagnostics::overview::{ClusterView, Gap, StatusPart};
 
 /// Label selector of a group's own objects.
@@ -46,7 +45,8 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, Watc
             StatusPart::Ingresses => (Resource::INGRESS, None, None),
             StatusPart::Events => (Resource::EVENT, None, None),
         };
-        cluster.follow(&Follow { resource, namespace, labels, fields }, Backoff::WATCH).map(move |change| without_key(part, change)).boxed()
+        let changes = cluster.follow_json(&Follow { resource, namespace, labels, fields }, WatchedItem::into_value);
+        changes.map(move |change| without_key(part, change)).boxed()
     };
     select_all(StatusPart::OBJECTS.map(|part| changes(part).map(move |change| (part, change)).boxed())).boxed()
 }

@@ -1,5 +1,5 @@
 //! An object of a list or watch, decoded by itself: one that cannot be decoded neither fails the list nor ends the watch. Its lists are cut
-//! at once, so that a page of large objects is in memory as text only.
+//! at once, so that a page of large objects is in memory as text only. Whole kinds are followed in this way alone.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -15,8 +15,8 @@ use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
 use kube::discovery::ApiResource;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
@@ -119,6 +119,16 @@ impl WatchedItem<DynamicObject> {
     }
 }
 
+impl WatchedItem<Value> {
+    /// The object; only its metadata if it cannot be decoded.
+    pub fn into_value(self) -> Value {
+        match self {
+            Self::Decoded(object) => object,
+            Self::Undecodable { metadata, .. } => json!({"metadata": metadata}),
+        }
+    }
+}
+
 /// Fields that every stored object has.
 #[derive(Deserialize)]
 struct Identity {
@@ -184,7 +194,7 @@ impl<K: Resource> Resource for WatchedItem<K> {
     }
 }
 
-/// Converts an object to JSON, without managed fields.
+/// Converts an object to JSON, without managed fields. Objects of a list or watch become a [`WatchedItem`] first, which cuts them.
 pub(super) fn plain(mut object: DynamicObject) -> Value {
     object.metadata.managed_fields = None;
     serde_json::to_value(object).unwrap_or_default()

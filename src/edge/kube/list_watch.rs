@@ -5,21 +5,20 @@
 //! that of one object lists again to confirm its state. Nothing is stored here.
 
 use std::future::ready;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, Stream, StreamExt, once, poll_fn, select};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
-use kube::core::DynamicResourceScope;
-use kube::discovery::ApiResource;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::conditional_secret::versioned;
-use super::item::{WatchedItem, WatchedObject, plain};
-use super::page::{PageSize, read_page};
+use super::item::{WatchedItem, WatchedObject};
+use super::pages::Pages;
 use super::{
     ApiCall, ApiRefusal, CALL_TIMEOUT, CallFault, Cluster, KubeError, Values, Verb, VersionedSecret, config_map_values, secret_values,
     within,
@@ -75,19 +74,22 @@ pub enum ObjectEvent<T = Values> {
 }
 
 impl Cluster {
-    /// Watches objects; needs `list` and `watch` on them. The stream never ends.
-    pub fn follow(&self, what: &Follow, backoff: Backoff) -> BoxStream<'static, WatchChange> {
-        self.watch(what, backoff, plain)
-    }
-
-    /// As [`Self::follow`], with each object decoded by itself into a type, and converted. Of [`MetadataOnly`](super::MetadataOnly) only
-    /// metadata is requested.
+    /// Watches objects; needs `list` and `watch` on them. Each is decoded by itself into a type, cut and converted. The stream never ends. Of
+    /// [`MetadataOnly`](super::MetadataOnly) only metadata is requested.
     pub fn follow_as<K: WatchedObject, T: Send + 'static>(
         &self,
         what: &Follow,
         convert: impl Fn(WatchedItem<K>) -> T + Send + Sync + 'static,
     ) -> BoxStream<'static, WatchChange<T>> {
-        self.watch(what, Backoff::WATCH, convert)
+        let namespace = what.namespace.clone().unwrap_or_default();
+        let call = ApiCall { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
+        let api = self.dynamic(what.resource, what.namespace.as_deref());
+        self.list_watch_fields(api, call, (what.labels, what.fields.map(str::to_owned)), Backoff::WATCH, convert)
+            .map(|change| match change {
+                WatchChange::Lost(error) if error.refusal() == Some(ApiRefusal::NotFound) => WatchChange::Unknown,
+                change => change,
+            })
+            .boxed()
     }
 
     /// As [`Self::follow_as`], of objects as JSON.
@@ -96,49 +98,57 @@ impl Cluster {
         what: &Follow,
         convert: impl Fn(WatchedItem<Value>) -> T + Send + Sync + 'static,
     ) -> BoxStream<'static, WatchChange<T>> {
-        self.watch(what, Backoff::WATCH, move |item: WatchedItem<DynamicObject>| convert(item.into_json()))
-    }
-
-    fn watch<K, T: Send + 'static>(
-        &self,
-        what: &Follow,
-        backoff: Backoff,
-        convert: impl Fn(K) -> T + Send + Sync + 'static,
-    ) -> BoxStream<'static, WatchChange<T>>
-    where
-        K: WatchedObject + Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
-    {
-        let namespace = what.namespace.clone().unwrap_or_default();
-        let call = ApiCall { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
-        let api = self.dynamic(what.resource, what.namespace.as_deref());
-        list_watch_fields(api, call, (what.labels, what.fields.map(str::to_owned)), backoff, convert)
-            .map(|change| match change {
-                WatchChange::Lost(error) if error.refusal() == Some(ApiRefusal::NotFound) => WatchChange::Unknown,
-                change => change,
-            })
-            .boxed()
+        self.follow_as(what, move |item: WatchedItem<DynamicObject>| convert(item.into_json()))
     }
 
     /// Watches a `ConfigMap`; needs `list` and `watch` on its name. The stream never ends; a fault is an event.
     pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         let call = ApiCall { namespace: namespace.to_owned(), ..self.call(Verb::List, "ConfigMap", name) };
-        one(list_watch(self.config_maps(namespace), call, None, backoff, config_map_values))
+        one(self.list_watch(self.config_maps(namespace), call, None, backoff, config_map_values))
     }
 
     /// Watches a Secret in the client's namespace; needs `list` and `watch` on its name or on all Secrets.
     pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
-        one(list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, secret_values))
+        one(self.list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, secret_values))
     }
 
     /// Watches the holder of a Lease in the client's namespace; needs `list` and `watch` on its name.
     pub fn watch_lease_holder(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<Option<String>>> + Send + use<> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
-        one(list_watch(api, self.call(Verb::List, "Lease", name), None, backoff, |lease: Lease| lease.spec?.holder_identity))
+        one(self.list_watch(api, self.call(Verb::List, "Lease", name), None, backoff, |lease: Lease| lease.spec?.holder_identity))
     }
 
     /// As [`Self::watch_secret`], with the resource version for conditional writes.
     pub fn watch_note(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<VersionedSecret>> + Send + use<> {
-        one(list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, versioned))
+        one(self.list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, versioned))
+    }
+
+    /// Starts a list-watch, which runs while its stream is polled.
+    fn list_watch<K: WatchedObject, T: Send + 'static, C: Fn(K) -> T + Send + Sync + 'static>(
+        &self,
+        api: Api<K>,
+        call: ApiCall,
+        labels: Option<&str>,
+        backoff: Backoff,
+        convert: C,
+    ) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T, C> {
+        let fields = (!call.name.is_empty()).then(|| format!("metadata.name={}", call.name));
+        self.list_watch_fields(api, call, (labels, fields), backoff, convert)
+    }
+
+    /// As [`Self::list_watch`], with a field selector.
+    fn list_watch_fields<K: WatchedObject, T: Send + 'static, C: Fn(K) -> T + Send + Sync + 'static>(
+        &self,
+        api: Api<K>,
+        call: ApiCall,
+        (labels, fields): (Option<&str>, Option<String>),
+        backoff: Backoff,
+        convert: C,
+    ) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T, C> {
+        let (sender, mut changes) = mpsc::channel(1);
+        let (client, room, labels) = (self.client.clone(), Arc::clone(&self.pages), labels.map(str::to_owned));
+        let follower = ListWatch { client, room, api, convert: Box::new(convert), call, labels, fields, backoff, changes: sender };
+        select(poll_fn(move |context| changes.poll_recv(context)), once(follower.run()).filter_map(|()| ready(None)))
     }
 }
 
@@ -163,6 +173,9 @@ fn one<T: Send + 'static>(changes: impl Stream<Item = WatchChange<T>> + Send + '
 }
 
 struct ListWatch<K, T> {
+    client: Client,
+    /// Permits of pages.
+    room: Arc<Semaphore>,
     api: Api<K>,
     convert: Box<dyn Fn(K) -> T + Send + Sync>,
     /// Has the name of the single watched object, if any.
@@ -171,31 +184,6 @@ struct ListWatch<K, T> {
     fields: Option<String>,
     backoff: Backoff,
     changes: mpsc::Sender<WatchChange<T>>,
-}
-
-/// Starts a list-watch, which runs while its stream is polled.
-fn list_watch<K: WatchedObject, T: Send + 'static, C: Fn(K) -> T + Send + Sync + 'static>(
-    api: Api<K>,
-    call: ApiCall,
-    labels: Option<&str>,
-    backoff: Backoff,
-    convert: C,
-) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T, C> {
-    let fields = (!call.name.is_empty()).then(|| format!("metadata.name={}", call.name));
-    list_watch_fields(api, call, (labels, fields), backoff, convert)
-}
-
-/// As [`list_watch`], with a field selector.
-fn list_watch_fields<K: WatchedObject, T: Send + 'static, C: Fn(K) -> T + Send + Sync + 'static>(
-    api: Api<K>,
-    call: ApiCall,
-    (labels, fields): (Option<&str>, Option<String>),
-    backoff: Backoff,
-    convert: C,
-) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T, C> {
-    let (sender, mut changes) = mpsc::channel(1);
-    let follower = ListWatch { api, convert: Box::new(convert), call, labels: labels.map(str::to_owned), fields, backoff, changes: sender };
-    select(poll_fn(move |context| changes.poll_recv(context)), once(follower.run()).filter_map(|()| ready(None)))
 }
 
 impl<K: WatchedObject, T: Send> ListWatch<K, T> {
@@ -218,18 +206,17 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
     /// Lists all pages; returns the version to watch from.
     async fn list(&self) -> Result<String, KubeError> {
         let (label_selector, field_selector) = (self.labels.clone(), self.fields.clone());
-        let mut page = ListParams { label_selector, field_selector, ..ListParams::default() };
-        let mut size = PageSize::first(self.call.kind);
+        let parameters = ListParams { label_selector, field_selector, ..ListParams::default() };
+        let mut pages = Pages::new(&self.client, &self.api, &self.call, parameters);
         loop {
-            page.limit = Some(size.objects());
-            let read = within(|| self.call.clone(), read_page(&self.api, &page, size.max_bytes())).await?;
-            size = size.next(read.as_ref().map(|(_, bytes)| *bytes));
-            let Some((list, _)) = read else { continue };
+            // A list of one object waits for no other. The semaphore is never closed.
+            let permit = if self.call.name.is_empty() { self.room.acquire().await.ok() } else { None };
+            let list = pages.next().await?;
             for object in list.items {
-                self.send(WatchChange::Listed((self.convert)(object))).await;
+                self.send(WatchChange::Listed((self.convert)(pages.decode(&object)?))).await;
             }
-            page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
-            if page.continue_token.is_none() {
+            drop(permit);
+            if pages.is_complete() {
                 return Ok(list.metadata.resource_version.unwrap_or_default());
             }
         }

@@ -9,13 +9,14 @@ use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use super::item::plain;
+use super::item::WatchedItem;
+use super::pages::Pages;
 use super::{ApiCall, CallFault, Cluster, Follow, KubeError, Resource, Verb, within};
 use crate::api::names::{RECONCILER_FIELD_MANAGER, UNINSTALL, UNINSTALL_REMAINING};
 use crate::api::replica;
 
 /// Maximum objects of a list; enough for a single read of a cluster of usual size.
-const MAX_ITEMS: u32 = 5_000;
+const MAX_ITEMS: usize = 5_000;
 
 impl Cluster {
     /// Reads the status that a replica serves at this port; needs `get` on `pods/proxy` in the client's namespace.
@@ -47,13 +48,18 @@ impl Cluster {
 
     /// Lists objects; needs `list`.
     pub async fn list(&self, Follow { resource, namespace, labels, fields }: &Follow) -> Result<Vec<Value>, KubeError> {
-        let namespace = namespace.as_deref();
-        let call =
-            || ApiCall { verb: Verb::List, kind: resource.kind, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
+        let call = ApiCall { verb: Verb::List, kind: resource.kind, namespace: namespace.clone().unwrap_or_default(), name: String::new() };
         let [label_selector, field_selector] = [labels, fields].map(|selector| selector.map(str::to_owned));
-        let parameters = ListParams { label_selector, field_selector, ..ListParams::default().limit(MAX_ITEMS) };
-        let list = within(call, self.dynamic(*resource, namespace).list(&parameters)).await?;
-        Ok(list.items.into_iter().map(plain).collect())
+        let api: Api<WatchedItem<DynamicObject>> = self.dynamic(*resource, namespace.as_deref());
+        let parameters = ListParams { label_selector, field_selector, ..ListParams::default() };
+        let (mut pages, mut found) = (Pages::new(&self.client, &api, &call, parameters), Vec::new());
+        while !pages.is_complete() && found.len() < MAX_ITEMS {
+            for object in pages.next().await?.items {
+                found.push(pages.decode(&object)?.into_json().into_value());
+            }
+        }
+        found.truncate(MAX_ITEMS);
+        Ok(found)
     }
 
     /// Requests an uninstall by an annotation of the reconcilers' Lease, with the current time; needs `patch`.
@@ -69,7 +75,7 @@ impl Cluster {
     pub async fn look(&self, resource: Resource, namespace: Option<&str>, name: &str) -> Result<Option<Value>, KubeError> {
         let call =
             || ApiCall { verb: Verb::Get, kind: resource.kind, namespace: namespace.unwrap_or_default().to_owned(), name: name.to_owned() };
-        let found = within(call, self.dynamic(resource, namespace).get_opt(name)).await?;
-        Ok(found.map(plain))
+        let found: Option<WatchedItem<DynamicObject>> = within(call, self.dynamic(resource, namespace).get_opt(name)).await?;
+        Ok(found.map(|object| object.into_json().into_value()))
     }
 }

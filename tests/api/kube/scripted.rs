@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use tailyard::edge::kube::{
-    Cluster as Client, EventWriter, Follow, LeaderClient, Leading, ObjectEvent, Resource, StateSecret, WatchChange,
+    Cluster as Client, EventWriter, Follow, LeaderClient, Leading, ObjectEvent, Resource, StateSecret, WatchChange, WatchedItem,
 };
 use tailyard::edge::netns::Namespace;
 use tailyard::model::base::backoff::Backoff;
@@ -197,11 +197,13 @@ fn page_that_turns_out_large_is_requested_again_with_few_objects() {
         let metadata = format!(r#"{{"resourceVersion":"2","continue":"{token}"}}"#);
         answer(200, format!(r#"{{"apiVersion":"v1","kind":"ConfigMapList","metadata":{metadata},"items":[{items}]}}"#))
     };
-    let large = object(2).replace("v2", &"x".repeat(9 << 20));
-    let pages = vec![page(&object(1), "a"), page(&large, ""), page(&large, "b"), page(&object(3), "c"), page(&object(4), "")];
+    let large = object(2).replace("v2", &"x".repeat(17 << 20));
+    let large = |token| page(&large, token);
+    let pages =
+        vec![page(&object(1), "a"), large(""), large(""), large(""), large(""), large("b"), page(&object(3), "c"), page(&object(4), "")];
     script(pages, async |script| {
         let what = Follow { resource: Resource::CONFIG_MAP, namespace: Some("ts".into()), labels: None, fields: None };
-        let mut changes = Box::pin(script.client.follow(&what, Backoff::new(PAUSE, PAUSE, 0.0).expect("bounds")));
+        let mut changes = script.client.follow_json(&what, WatchedItem::into_value);
         let mut listed = Vec::new();
         loop {
             match timeout(DEADLINE, changes.next()).await.expect("in time").expect("it never ends") {
@@ -217,7 +219,7 @@ fn page_that_turns_out_large_is_requested_again_with_few_objects() {
         };
         let requests: Vec<_> =
             script.requests().iter().map(|line| format!("{} {}", parameter(line, "limit"), parameter(line, "continue"))).collect();
-        assert_eq!(requests, ["8 ", "500 a", "8 a", "8 b", "500 c"]);
+        assert_eq!(requests, ["8 ", "500 a", "8 a", "4 a", "2 a", "1 a", "1 b", "500 c"]);
     });
 }
 
@@ -231,7 +233,7 @@ fn list_is_paged_and_its_watch_resumes_after_a_fault() {
     let watch = held_open(event("MODIFIED", &object(3)) + &fault);
     script(vec![page(1, "more"), page(2, ""), watch, held_open(event("DELETED", &object(4)))], async |script| {
         let what = Follow { resource: Resource::CONFIG_MAP, namespace: Some("ts".into()), labels: None, fields: None };
-        let mut changes = Box::pin(script.client.follow(&what, Backoff::new(PAUSE, PAUSE, 0.0).expect("bounds")));
+        let mut changes = script.client.follow_json(&what, WatchedItem::into_value);
         let version = |object: &serde_json::Value| object["metadata"]["resourceVersion"].as_str().expect("a version").to_owned();
         let expected = ["begin", "listed 1", "listed 2", "complete", "live", "put 3", "lost ServerError", "live", "gone 4"];
         for expected in expected {
