@@ -38,6 +38,10 @@ fn expected(hostname: &str) -> ExpectedDevice {
     ExpectedDevice { hostnames: vec![hostname.to_owned()], tags: tags(), binding: Binding::RecordedByName, created: None }
 }
 
+fn mint(id: KeyId, created: i64) -> KeyMint {
+    KeyMint { id, created, tags: tags(), hostname: "eg-0".to_owned(), previous: None, previous_created: None }
+}
+
 #[tokio::test]
 async fn auth_key_is_single_use_and_expires_soon() {
     let (hosted, control) = start().await;
@@ -87,14 +91,7 @@ async fn device_has_name_and_addresses_and_is_bound_to_its_key_by_time() {
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let key = control.mint_key(&tags(), "eg-0").await.expect("a key");
     let created = key.created.expect("a time");
-    let mint = KeyMint {
-        id: key.id,
-        created: created.as_second(),
-        tags: tags(),
-        hostname: "eg-0".to_owned(),
-        previous: None,
-        previous_created: None,
-    };
+    let mint = mint(key.id, created.as_second());
     hosted.add_device("nNew", "eg-0");
     let minted = |tags: Vec<String>| ExpectedDevice { binding: Binding::Minted(KeyMint { tags, ..mint.clone() }), ..expected("eg-0") };
     let found = control.device(&id("nNew"), &minted(tags())).await.expect("an answer").expect("a device");
@@ -281,15 +278,7 @@ fn headscale_mints_working_keys_and_deletes_devices() {
     ]);
     let (id, expected) = (id(&tailnet.node_id("eg-0").to_string()), expected("eg-0"));
     let created = key.created.expect("a time").as_second();
-    let mint = |key: &KeyId| KeyMint {
-        id: key.clone(),
-        created,
-        tags: tags(),
-        hostname: "eg-0".to_owned(),
-        previous: None,
-        previous_created: None,
-    };
-    let with_key = |key: &KeyId| ExpectedDevice { binding: Binding::Minted(mint(key)), ..expected.clone() };
+    let with_key = |key: &KeyId| ExpectedDevice { binding: Binding::Minted(mint(key.clone(), created)), ..expected.clone() };
     let [of_key, of_other] = [key.id.clone(), KeyId::parse("999").expect("an ID")].map(|key| with_key(&key));
     let found = machine.node.ns.block_on(async || (control.device(&id, &of_key).await, control.device(&id, &of_other).await));
     let (found, refused) = found.expect("the namespace");

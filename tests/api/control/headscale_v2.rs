@@ -15,13 +15,11 @@ use tailyard::model::controller::key::WorkloadKey;
 use tailyard::model::controller::workload::actions::{ClaimedDevice, DeviceReport};
 use tailyard::model::controller::workload::control_plane::Capabilities;
 use tailyard::model::controller::workload::device_claim::DeviceClaim;
-use tailyard::model::controller::workload::identity::{
-    Binding, DeviceAddresses, DeviceLabel, DeviceRecord, ExpectedDevice, KeyId, KeyMint,
-};
+use tailyard::model::controller::workload::identity::{Binding, DeviceAddresses, DeviceLabel, DeviceRecord, ExpectedDevice, KeyId};
 use tailyard::model::tailnet::supervise::Secret;
 use tailyard::reconciler::control_plane::{ControlPlanes, RequestLimit};
 
-use super::{expected, id, settings, tags};
+use super::{expected, id, mint, settings, tags};
 
 const CLIENT: (&str, &str) = ("hskey-client-1", "hskey-client-1-secret");
 const TOKEN: &str = "hskey-oauthtok-1";
@@ -192,15 +190,8 @@ async fn oauth_client_of_headscale_mints_keys_approves_routes_and_deletes_device
     assert_eq!((key.id.as_str(), key.key.reveal(), key.created.is_some()), ("7", "hskey-auth-7", true));
     server.change(|content| content.devices.extend([("3".to_owned(), node("eg-0"))]));
     let created = key.created.expect("a time").as_second();
-    let mint = |created| KeyMint {
-        id: KeyId::parse("7").expect("an ID"),
-        created,
-        tags: tags(),
-        hostname: "eg-0".into(),
-        previous: None,
-        previous_created: None,
-    };
-    let minted = |created| ExpectedDevice { binding: Binding::Minted(mint(created)), ..expected("eg-0") };
+    let minted =
+        |created| ExpectedDevice { binding: Binding::Minted(mint(KeyId::parse("7").expect("an ID"), created)), ..expected("eg-0") };
     let device = control.device(&id("3"), &minted(created)).await.expect("an answer").expect("a device");
     assert_eq!(
         (device.name, device.addresses.texts()),
