@@ -176,9 +176,10 @@ fn replica_certificates(world: &World) -> BTreeMap<String, Host> {
 
 #[test]
 fn tenant_takes_no_certificate_of_another_tenant() {
+    type Case<'a> = (&'a [(&'a str, &'a str)], bool, Option<&'a str>);
     let victim = [("www.example.com", "www")];
     // The other tenant's hosts, whether its object is older → the host that it may have.
-    let cases: [(&[(&str, &str)], bool, Option<&str>); 6] = [
+    let cases: [Case<'_>; 6] = [
         (&[("shop.tail1234.ts.net", "x")], true, None),
         (&[("*.tail1234.ts.net", "x"), ("www.example.com", "x")], true, None),
         (&[("www.example.com", "bad")], true, None),

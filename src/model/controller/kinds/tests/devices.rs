@@ -402,7 +402,8 @@ proptest! {
 /// After a restore of headscale's database another machine can have the ID of a recorded device.
 #[test]
 fn recorded_device_whose_id_another_machine_has_is_as_deleted() {
-    let acts: [(&str, fn(&mut World, &str)); 4] = [
+    type Act = fn(&mut World, &str);
+    let acts: [(&str, Act); 4] = [
         ("nothing", |_, _| {}),
         ("another key", |world, proxy| world.edit(&object(Kind::Secret, proxy), |state| state["data"]["reissue_authkey"] = json!(""))),
         ("another device", |world, proxy| {

@@ -48,6 +48,14 @@ impl World {
         is_gone
     }
 
+    /// Approves routes of a device, if it exists.
+    pub(super) fn approve_routes(&mut self, device: &ClaimedDevice, add: &BTreeSet<String>, remove: &BTreeSet<String>) {
+        if simulation::find(&self.devices, device).expect("routes of a foreign device").is_some() {
+            let now = self.time();
+            self.hosted.approve(&device.id, add, remove, now);
+        }
+    }
+
     /// Records by config Secret.
     pub(in super::super) fn device_records(&self) -> BTreeMap<String, DeviceRecord> {
         let annotation = |stored: &Value| serde_json::from_str(stored["metadata"]["annotations"][names::DEVICE].as_str()?).ok();

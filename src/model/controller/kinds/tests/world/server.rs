@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::kinds::tests::simulation;
 
 impl World {
     /// Runs one pass over a group and applies its plan.
@@ -58,11 +57,7 @@ impl World {
                 }
                 ControlAction::ReleaseService { name: vip } => self.hosted.release(vip, &self.settings.cluster, name.group_name()),
                 ControlAction::RecordDevice { .. } => self.record_device(action),
-                ControlAction::ApproveRoutes { device, add, remove, .. } => {
-                    if simulation::find(&self.devices, device).expect("routes of a foreign device").is_some() {
-                        self.hosted.approve(&device.id, add, remove, self.time());
-                    }
-                }
+                ControlAction::ApproveRoutes { device, add, remove, .. } => self.approve_routes(device, add, remove),
                 ControlAction::DeleteDevice { device, then, .. } => {
                     self.delete_device(device);
                     self.delete(then);
