@@ -159,9 +159,11 @@ pub fn foreign_ingress(ingress: &mut Ingress) {
 /// Cuts the lists of an EndpointSlice, and texts that no reader needs or that are longer than valid ones.
 pub fn slice(slice: &mut EndpointSlice) {
     if let Some(ports) = &mut slice.ports {
-        ports.retain(|port| is_text(&port.name, MAX_LABEL) && is_text(&port.protocol, MAX_LABEL));
+        ports.retain(|port| is_text(port.name.as_deref(), MAX_LABEL) && is_text(port.protocol.as_deref(), MAX_LABEL));
         cut_vec(ports, MAX_PORTS);
-        ports.iter_mut().for_each(|port| port.app_protocol = None);
+        for port in ports {
+            port.app_protocol = None;
+        }
     }
     let Some(endpoints) = &mut slice.endpoints else { return };
     cut_vec(endpoints, MAX_ENDPOINTS);
@@ -214,8 +216,8 @@ fn cut_vec<T>(list: &mut Vec<T>, length: usize) {
 }
 
 /// Whether a text is no longer than valid ones.
-fn is_text(text: &Option<String>, length: usize) -> bool {
-    text.as_ref().is_none_or(|text| text.len() <= length)
+fn is_text(text: Option<&str>, length: usize) -> bool {
+    text.is_none_or(|text| text.len() <= length)
 }
 
 /// Whether a finalizer may be one of the reconciler's.
