@@ -272,3 +272,37 @@ watched_kinds! {
     /// Events about Pods that `StatefulSet`s cannot create.
     CreateFailure(CreateFailure) "Event of StatefulSets" Resource::EVENT, WatchScope::Selected(Resource::CREATE_FAILURES);
 }
+
+impl WatchRole {
+    /// Whether tenants or Pods may write its objects, at any rate.
+    fn has_other_writers(self) -> bool {
+        match self {
+            // Tenants; Pods, which may remove the label of a Secret, and write Events with the Tailscale operator's image.
+            Self::Service
+            | Self::Ingress
+            | Self::BackendSlice
+            | Self::Owned(Kind::RoleBinding | Kind::Secret)
+            | Self::Credentials
+            | Self::CreateFailure => true,
+            // Administrators; the cluster, which reports readiness, also in the status of the reconciler's objects.
+            Self::Group
+            | Self::Class
+            | Self::Tailnet
+            | Self::IngressClass
+            | Self::Namespace
+            | Self::Pod
+            | Self::Node
+            | Self::ServiceRange
+            | Self::Owned(
+                Kind::ServiceAccount
+                | Kind::Role
+                | Kind::ConfigMap
+                | Kind::Service
+                | Kind::EndpointSlice
+                | Kind::PodDisruptionBudget
+                | Kind::StatefulSet
+                | Kind::ServiceMonitor,
+            ) => false,
+        }
+    }
+}

@@ -14,13 +14,15 @@ use crate::model::controller::key::Publisher;
 use crate::model::controller::policy::age::Age;
 use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::pass::Pass;
+use crate::model::ingress::cert_orders::Validity;
 
 /// Resolves all conflicts. `nodes`: sites share the replicas' own addresses. `packs`: the config is compressed if it is too large.
 pub(crate) fn settle(work: &Pass<'_>, plan: &mut IngressPlan<'_>, nodes: bool, packs: bool) {
     let order = by_age(plan);
-    share_hosts(work, plan, nodes);
     share_internet_ports(plan, &order);
     share(plan, order, packs);
+    // Last: an object that is not served takes no host.
+    share_hosts(work, plan, nodes);
 }
 
 /// Advertised names, oldest objects first.
@@ -31,12 +33,15 @@ pub(crate) fn by_age(plan: &IngressPlan<'_>) -> Vec<String> {
     order.into_iter().map(|(_, _, name)| name.clone()).collect()
 }
 
-/// Assigns each host name to one object, as replicas have one certificate for a name: to the one whose tailnet name it is, else to the oldest
-/// with a certificate for it, else to the oldest. Sites with addresses of their own may share a host and its Secret. On shared ones a host
-/// without certificate is not taken from a wildcard with one.
+/// Assigns each host name to one object, as replicas have one certificate for a name: to the one whose tailnet name it is, else to one with a
+/// valid certificate for it, of these to the one that has it already, else to the oldest. Sites with addresses of their own may share a host
+/// and its Secret. On shared ones a host without certificate is not taken from a wildcard with one.
 fn share_hosts(work: &Pass<'_>, plan: &mut IngressPlan<'_>, nodes: bool) {
     let lacks_certificate = |host: &str, secret: &str| match work.observed.publish.certificates.get(secret) {
-        Some(UserCertificate::Leaf(leaf)) => leaf.is_for(host).is_err(),
+        Some(UserCertificate::Leaf(leaf)) => {
+            let validity = Validity::of(&leaf.certificate, work.observed.now).0;
+            leaf.is_for(host).is_err() || matches!(validity, Validity::Early(_) | Validity::Ended(_))
+        }
         own => own != Some(&UserCertificate::Unread),
     };
     let mut requests = Vec::new();
@@ -44,14 +49,15 @@ fn share_hosts(work: &Pass<'_>, plan: &mut IngressPlan<'_>, nodes: bool) {
         let age = claim.map_or((i64::MAX, ""), IngressClaim::age);
         let hosts = plan.site(name).into_iter().flat_map(|site| &site.hosts).filter(|(_, how)| !(how.issue && nodes));
         requests.extend(hosts.map(|(host, how)| {
-            let rank = (!how.issue, plan.leaving.contains(name), lacks_certificate(host, &how.secret));
+            let is_served = plan.before.routes.get(name).is_some_and(|site| site.hosts.get(host) == Some(how));
+            let rank = (!how.issue, plan.leaving.contains(name), lacks_certificate(host, &how.secret), !is_served);
             let request = HostRequest { host: host.clone(), secret: how.secret.clone(), name: name.clone() };
             (rank, (age.0, age.1.to_owned()), claim.map(|claim| claim.claimant.clone()), request)
         }));
     }
     requests.sort();
     let (mut owners, mut certified) = (BTreeMap::new(), BTreeMap::<String, Option<Publisher>>::new());
-    for ((.., lacks_certificate), _, claimant, HostRequest { host, secret, name }) in requests {
+    for ((_, _, lacks_certificate, _), _, claimant, HostRequest { host, secret, name }) in requests {
         let wildcard = host.split_once('.').map(|(_, parent)| format!("*.{parent}")).filter(|_| nodes && lacks_certificate);
         if let Some(owner) = wildcard.and_then(|wildcard| certified.get(&wildcard)).filter(|owner| **owner != claimant) {
             plan.withhold(&name, &host, owner.as_ref());
@@ -89,10 +95,12 @@ struct HostRequest {
 }
 
 impl IngressPlan<'_> {
-    /// The site of a name in the config.
+    /// The site of a name in the config ([`super::config::config`]).
     fn site(&self, name: &String) -> Option<&Site> {
         match self.items.get(name) {
-            Some(Item { state: ServiceState::Conflict(_), .. }) | None => self.before.routes.get(name),
+            None => self.before.routes.get(name),
+            Some(Item { state: ServiceState::Conflict(_), .. }) => self.before.routes.get(name).filter(|_| self.advertised.contains(name)),
+            Some(Item { state: ServiceState::Unknown, .. }) if !self.recorded(name) => None,
             Some(Item { spec: PublishSpec { target: PublishTarget::Site(site), .. }, .. }) => Some(site),
             Some(_) => None,
         }

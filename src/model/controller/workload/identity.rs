@@ -254,7 +254,7 @@ impl ExpectedDevice {
         match &self.binding {
             Binding::Minted(mint) if !mint.is_previous(id, created) => {
                 if exactly(&mint.tags) {
-                    mint.admits(device)
+                    mint.admits(id, device)
                 } else {
                     Err(Mismatch::OtherTags)
                 }
@@ -301,13 +301,16 @@ impl KeyMint {
         self.previous.as_ref() == Some(id) && self.previous_created.zip(created).is_none_or(|(recorded, created)| recorded == created)
     }
 
-    /// Whether a device joined with the key: by its creation time, and as the control plane reports, if it does. headscale gives the ID of a
-    /// key again after a restore of its database.
-    fn admits(&self, device: &Device) -> Result<(), Mismatch> {
+    /// Whether a device joined with the key: as the control plane reports, else by its creation time. headscale gives the ID of a key again
+    /// after a restore of its database, so a device that is newer than the key's life has another one; an older device that registers again
+    /// without its former key stays the same device there.
+    fn admits(&self, id: &DeviceId, device: &Device) -> Result<(), Mismatch> {
         if device.key.as_ref().is_some_and(|key| *key != self.id) {
             return Err(Mismatch::Key);
         }
-        let within = device.created.is_some_and(|created| (self.created..=self.end()).contains(&created.as_second()));
+        let may_be_older = device.key.is_some() && self.previous.as_ref() != Some(id);
+        let begin = if may_be_older { i64::MIN } else { self.created };
+        let within = device.created.is_some_and(|created| (begin..=self.end()).contains(&created.as_second()));
         if within { Ok(()) } else { Err(Mismatch::Time) }
     }
 }
@@ -433,7 +436,7 @@ mod tests {
             (Some(time(1_000 + 3_661)), None, Err(Mismatch::Time)),
             (None, None, Err(Mismatch::Time)),
             (Some(time(1_000)), Some("k1"), Ok(())),
-            (Some(time(999)), Some("k1"), Err(Mismatch::Time)),
+            (Some(time(999)), Some("k1"), Ok(())),
             (Some(time(1_000 + 3_661)), Some("k1"), Err(Mismatch::Time)),
             (None, Some("k1"), Err(Mismatch::Time)),
             (Some(time(1_000)), Some("k2"), Err(Mismatch::Key)),

@@ -11,6 +11,7 @@ use crate::api::proxyclass::ProxyClassSpec;
 use crate::model::controller::workload::objects::disruption::disruption_budget;
 use crate::model::controller::workload::objects::metrics::{metrics, metrics_refs};
 use crate::model::controller::workload::objects::rbac::rbac;
+use crate::model::controller::workload::objects::secrets::config_ref;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::standalone_service::headless_service;
 use crate::model::controller::workload::objects::statefulset::stateful_set;
@@ -121,8 +122,8 @@ fn pods<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
     let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.name.clone());
     let existing = pass.owned(&set).map(|existing| &**existing);
     // The Tailscale operator's image reads its config at start and exits without one.
-    let config = |ordinal: u32| pass.observed.replicas.get(&ordinal)?.config.as_ref();
-    let configured = |ordinal| config(ordinal).is_some_and(|config| config.document.is_some());
+    let config = |ordinal| pass.owned(&config_ref(&shape.owner, ordinal));
+    let configured = |ordinal| config(ordinal).is_some_and(|secret| !secret["data"][names::CONFIG_KEY].is_null());
     if existing.is_some() || !shape.stock() || (0..shape.spec.replicas).all(configured) {
         plan.want(stateful_set(shape, existing));
     }

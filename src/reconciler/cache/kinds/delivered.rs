@@ -79,37 +79,9 @@ impl Delivered {
         self.role == WatchRole::Owned(Kind::Secret) && (name.is_written_by_pods() || name == SecretName::SharedAccounts)
     }
 
-    /// Whether tenants or Pods may write it, at any rate.
+    /// Whether its changes have a rate: those of Secrets that Pods do not write have none.
     pub fn is_paced(&self) -> bool {
-        match self.role {
-            WatchRole::Owned(Kind::Secret) => self.is_large(),
-            // Tenants; Pods, which may remove the label of a Secret, and write Events with the Tailscale operator's image.
-            WatchRole::Service
-            | WatchRole::Ingress
-            | WatchRole::BackendSlice
-            | WatchRole::Owned(Kind::RoleBinding)
-            | WatchRole::Credentials
-            | WatchRole::CreateFailure => true,
-            // Administrators; the cluster, which reports readiness, also in the status of the reconciler's objects.
-            WatchRole::Group
-            | WatchRole::Class
-            | WatchRole::Tailnet
-            | WatchRole::IngressClass
-            | WatchRole::Namespace
-            | WatchRole::Pod
-            | WatchRole::Node
-            | WatchRole::ServiceRange
-            | WatchRole::Owned(
-                Kind::ServiceAccount
-                | Kind::Role
-                | Kind::ConfigMap
-                | Kind::Service
-                | Kind::EndpointSlice
-                | Kind::PodDisruptionBudget
-                | Kind::StatefulSet
-                | Kind::ServiceMonitor,
-            ) => false,
-        }
+        if self.role == WatchRole::Owned(Kind::Secret) { self.is_large() } else { self.role.has_other_writers() }
     }
 
     pub fn parse(self) -> ParsedObject {

@@ -164,12 +164,12 @@ fn check_decisions(cluster: &Cluster) {
 /// Checks the number of earlier requests of a namespace, which is counted up to a limit of two.
 fn check_names_before(cluster: &Cluster) {
     let cache = &cluster.cache;
-    for key in cache.standalone_keys() {
+    let requests = |key: &WorkloadKey| cache.standalone_parent(key).is_some_and(|parent| cache.assignment.has_own_proxy(parent));
+    for key in cache.standalone_keys().filter(|key| requests(key)) {
         let rank = |key: &WorkloadKey| {
             let publisher = key.publisher()?;
             Some(age(cache.live(&publisher)?)).map(|(created, uid)| (created, uid.to_owned()))
         };
-        let requests = |key: &WorkloadKey| cache.standalone_parent(key).is_some_and(|parent| cache.assignment.has_own_proxy(parent));
         let is_before = |other: &&WorkloadKey| {
             *other != key
                 && other.namespace() == key.namespace()

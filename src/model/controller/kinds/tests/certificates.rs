@@ -179,12 +179,13 @@ fn tenant_takes_no_certificate_of_another_tenant() {
     type Case<'a> = (&'a [(&'a str, &'a str)], bool, Option<&'a str>);
     let victim = [("www.example.com", "www")];
     // The other tenant's hosts, whether its object is older → the host that it may have.
-    let cases: [Case<'_>; 6] = [
+    let cases: [Case<'_>; 7] = [
         (&[("shop.tail1234.ts.net", "x")], true, None),
         (&[("*.tail1234.ts.net", "x"), ("www.example.com", "x")], true, None),
         (&[("www.example.com", "bad")], true, None),
+        (&[("www.example.com", "ended")], true, None),
         (&[("www.example.com", "also")], false, None),
-        (&[("www.example.com", "also")], true, Some("www.example.com")),
+        (&[("www.example.com", "also")], true, None),
         (&[("www.example.com", "www"), ("x.example.com", "x")], false, Some("x.example.com")),
     ];
     for ((hosts, is_older, gets), tailnet) in
@@ -197,6 +198,9 @@ fn tenant_takes_no_certificate_of_another_tenant() {
         }
         world.own_certificates.insert("also".into(), world.own_certificates["www"].clone());
         world.own_certificates.insert("bad".into(), UserCertificate::Unusable("tls.crt is empty".into()));
+        let ended = Certificate { id: String::new(), from: day(-90), until: day(-1) };
+        let ended = Leaf { certificate: ended, names: vec!["www.example.com".into()] };
+        world.own_certificates.insert("ended".into(), UserCertificate::Leaf(ended));
         names_hosts(&mut world, ("victim", "shop"), &victim);
         world.settle();
         let before = replica_certificates(&world);
