@@ -105,13 +105,19 @@ impl Planned {
 /// Siblings of the Pod's first address of each family.
 fn siblings(world: &World) -> OrdMap<Family, SiblingAddresses> {
     let own: BTreeSet<IpAddr> = world.pod_ips.iter().map(IpAddr::to_canonical).collect();
-    let first: BTreeMap<Family, IpAddr> = own.iter().rev().map(|ip| (Family::of(*ip), *ip)).collect();
     let of = |ip| SiblingAddresses::new(ip, world.siblings.difference(&own).copied());
-    first.into_iter().filter_map(|(family, ip)| Some((family, of(ip)?))).collect()
+    first_by_family(own.iter().copied()).into_iter().filter_map(|(family, ip)| Some((family, of(ip)?))).collect()
 }
 
 /// First address of this node for each family.
 fn source(world: &World) -> OrdMap<Family, IpAddr> {
-    let addresses: Vec<IpAddr> = world.node_addresses().collect();
-    addresses.into_iter().rev().map(|ip| (Family::of(ip), ip)).collect()
+    first_by_family(world.node_addresses())
+}
+
+fn first_by_family(addresses: impl Iterator<Item = IpAddr>) -> OrdMap<Family, IpAddr> {
+    let mut first = OrdMap::new();
+    for ip in addresses {
+        first.entry(Family::of(ip)).or_insert(ip);
+    }
+    first
 }

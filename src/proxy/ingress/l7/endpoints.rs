@@ -165,17 +165,13 @@ impl Following {
             WatchChange::Complete => {
                 self.slices.complete(namespace);
                 self.faults.remove(namespace);
-                if self.slices.is_cut(namespace) {
-                    watch.list_at(watch.since + CUT_INTERVAL);
-                }
+                watch.list_if_cut(self.slices.is_cut(namespace));
                 true
             }
             WatchChange::Live => false,
             WatchChange::Put((name, slice)) => {
                 let is_change = self.slices.put(namespace, &name, slice);
-                if self.slices.is_cut(namespace) {
-                    watch.list_at(watch.since + CUT_INTERVAL);
-                }
+                watch.list_if_cut(self.slices.is_cut(namespace));
                 is_change
             }
             WatchChange::Gone((name, _)) => self.slices.put(namespace, &name, None),
@@ -200,6 +196,13 @@ impl Following {
 }
 
 impl NamespaceWatch {
+    /// Lists the namespace again after [`CUT_INTERVAL`] if endpoints are missing.
+    fn list_if_cut(&mut self, is_cut: bool) {
+        if is_cut {
+            self.list_at(self.since + CUT_INTERVAL);
+        }
+    }
+
     /// Lists the namespace again at this time, or earlier if that is due.
     fn list_at(&mut self, at: Instant) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
