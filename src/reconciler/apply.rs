@@ -31,7 +31,7 @@ use crate::model::controller::workload::objects::nodeport::held_ports;
 use crate::model::controller::workload::objects::{Kind, Manifest, applied};
 use crate::model::controller::workload::observed::Observed;
 
-use services::{Versions, When};
+use services::{UsersObjects, When};
 pub use setbacks::PartialErrors;
 
 mod change_log;
@@ -129,18 +129,18 @@ impl Applier {
         {
             return Ok(ApplyResult::Incomplete);
         }
-        let versions = Versions::default();
-        self.services(&pass.services, &versions, When::Before, setbacks).await?;
+        let objects = UsersObjects::new(observed);
+        self.services(&pass.services, &objects, When::Before, setbacks).await?;
         if self.apply(&observed.key, pass.apply, setbacks).await? == ApplyResult::Incomplete {
             return Ok(ApplyResult::Incomplete);
         }
         let more_slices = self.slices(pass.slices).await?;
-        self.services(&pass.services, &versions, When::Between, setbacks).await?;
+        self.services(&pass.services, &objects, When::Between, setbacks).await?;
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
             at_once(run.into_iter().map(|delete| self.delete_apart(delete, setbacks).boxed()).collect()).await?;
         }
         let (denied, requeue) = self.control(observed, pass.control).await?;
-        self.services(&pass.services, &versions, When::After, setbacks).await?;
+        self.services(&pass.services, &objects, When::After, setbacks).await?;
         if let Some(finalizers) = dropped.filter(|_| denied.is_none()) {
             self.group_finalizers(observed, finalizers).await?;
         }
@@ -157,7 +157,7 @@ impl Applier {
     pub async fn refused(&self, observed: &Observed, why: &str) -> Result<Vec<Notice>, KubeError> {
         if observed.key.is_standalone() {
             let GroupPlan { services, events, faults, .. } = rejected(observed, why);
-            self.services(&services, &Versions::default(), When::Between, &PartialErrors::default()).await?;
+            self.services(&services, &UsersObjects::new(observed), When::Between, &PartialErrors::default()).await?;
             self.write_events(observed, events).await;
             return Ok(faults);
         }
@@ -195,7 +195,7 @@ impl Applier {
         }
     }
 
-    /// Changes one object or its status by a merge patch, with the preconditions that the patch names. Returns the object's new version;
+    /// Changes one object or its status by a merge patch, with the preconditions that the patch names. Returns the changed object;
     /// `None`: it does not exist any more.
     pub(super) async fn patch(
         &self,
@@ -203,14 +203,13 @@ impl Applier {
         (namespace, name): (&str, &str),
         part: ObjectPart,
         patch: &Value,
-    ) -> Result<Option<String>, KubeError> {
+    ) -> Result<Option<Value>, KubeError> {
         let value = match self.writes.merge(resource, namespace, name, part, patch).await {
             Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => return Ok(None),
             done => done?,
         };
-        let version = value["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
-        self.stores.assume(role, value);
-        Ok(Some(version))
+        self.stores.assume(role, value.clone());
+        Ok(Some(value))
     }
 
     /// Returns whether the group still exists.
@@ -274,7 +273,7 @@ impl Applier {
             }
             // An existing object without our labels is in no watch.
             Err(error) if error.refusal() == Some(ApiRefusal::Conflict) && !replaces => {
-                let Some(found) = self.writes.look(&object).await? else { return Err(error) };
+                let Some(found) = self.writes.look(object.kind.into(), &object.namespace, &object.name).await? else { return Err(error) };
                 self.stores.cache().found(key, object, found, Instant::now());
                 return Ok(ApplyResult::Incomplete);
             }

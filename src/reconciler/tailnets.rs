@@ -20,7 +20,7 @@ use crate::edge::kube::{KubeError, Resource};
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::kinds::tailnet::{ControlPlaneVerdict, validate};
 use crate::model::controller::workload::finalizers::Validation;
-use crate::model::controller::workload::objects::{Kind, ObjectRef, digest};
+use crate::model::controller::workload::objects::digest;
 use crate::runtime::queue::WorkOutcome;
 
 /// Interval of tests.
@@ -73,8 +73,7 @@ async fn examine(context: &Context, name: &str, tailnet: &Tailnet) -> Result<Con
 
 async fn tried(context: &Context, name: &str, tailnet: &Tailnet) -> Result<(ControlPlaneVerdict, bool), KubeError> {
     let secret_name = &tailnet.spec.credentials.secret_name;
-    let secret = ObjectRef::new(Kind::Secret, &context.settings.namespace, secret_name.clone());
-    let found = context.actor.writes().look(&secret).await?;
+    let found = context.actor.writes().look(Resource::SECRET, &context.settings.namespace, secret_name).await?;
     let read = found.as_ref().map(|value| Object::deserialize(value).ok().and_then(|secret| secret.data).unwrap_or_default());
     let read = read.ok_or_else(|| "does not exist".to_owned()).and_then(|data| Ok((tailnet::credentials(&data)?, mark(tailnet, &data))));
     match read {

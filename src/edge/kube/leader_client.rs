@@ -90,10 +90,10 @@ impl LeaderClient {
         self.write(call, api.patch(&object.name, &parameters, &patch)).await.map(plain)
     }
 
-    /// Reads an object that is not in an informer cache; `None` if it does not exist.
-    pub async fn look(&self, object: &ObjectRef) -> Result<Option<Value>, KubeError> {
-        let call = ApiCall { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
-        self.write(call, self.api(object.kind.into(), &object.namespace).get_opt(&object.name)).await.map(|found| found.map(plain))
+    /// Reads an object as the API server has it now, not as an informer cache; `None` if it does not exist.
+    pub async fn look(&self, resource: Resource, namespace: &str, name: &str) -> Result<Option<Value>, KubeError> {
+        let call = ApiCall { verb: Verb::Get, kind: resource.kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        self.write(call, self.api(resource, namespace).get_opt(name)).await.map(|found| found.map(plain))
     }
 
     /// Lists objects with these labels as the API server has them now, not as an informer cache.

@@ -18,6 +18,7 @@ pub mod observed;
 pub mod pace;
 pub mod part;
 pub mod pass;
+pub mod patch;
 pub mod pod_fault;
 pub mod provision;
 pub mod proxy_state;

@@ -1,7 +1,7 @@
 //! Updates of users' Services and Ingresses: finalizers, `externalName` and conditions, each at its safe point of a pass.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
 use serde_json::{Map, Value, json};
@@ -9,10 +9,15 @@ use serde_json::{Map, Value, json};
 use super::setbacks::PartialErrors;
 use super::{Applier, at_once, change_log};
 use crate::api::names;
-use crate::edge::kube::{KubeError, ObjectPart, Resource};
+use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
 use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
+use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::workload::patch;
 use crate::reconciler::cache::WatchRole;
+
+/// Maximum attempts to patch an object that others write.
+const ATTEMPTS: usize = 4;
 
 /// Point of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,28 +30,60 @@ pub(super) enum When {
     After,
 }
 
-/// Versions of users' Services, updated by each of our writes.
-pub(super) type Versions = Mutex<BTreeMap<(PublishSource, String, String), String>>;
+/// Users' objects of a pass, updated by each of our writes.
+pub(super) struct UsersObjects<'a> {
+    observed: &'a Observed,
+    written: Mutex<BTreeMap<WorkloadKey, Value>>,
+}
+
+impl<'a> UsersObjects<'a> {
+    /// Those that a plan was made from.
+    pub(super) fn new(observed: &'a Observed) -> Self {
+        Self { observed, written: Mutex::default() }
+    }
+
+    fn written(&self) -> MutexGuard<'_, BTreeMap<WorkloadKey, Value>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Version of an update's object: of our last write, or else as observed.
+    fn version(&self, update: &ObjectUpdate) -> Option<String> {
+        let own = self.written().get(&subject(update)).and_then(|value| value["metadata"]["resourceVersion"].as_str().map(str::to_owned));
+        own.or_else(|| update.resource_version.clone())
+    }
+
+    /// Whether a patch of an update's object is still right for the object as it is now.
+    fn is_current(&self, update: &ObjectUpdate, patch: &Value, now: &Value) -> bool {
+        let id = (update.namespace.clone(), update.name.clone());
+        let own = self.written().get(&subject(update)).cloned();
+        let planned = own.or_else(|| match update.source {
+            PublishSource::Service => self.observed.services.get(&id).and_then(|service| serde_json::to_value(&**service).ok()),
+            PublishSource::Ingress => self.observed.publish.ingresses.get(&id).and_then(|ingress| serde_json::to_value(&**ingress).ok()),
+        });
+        planned.is_some_and(|planned| patch::is_current(patch, &planned, now))
+    }
+}
+
+fn subject(update: &ObjectUpdate) -> WorkloadKey {
+    WorkloadKey::of_object(update.source, &update.namespace, &update.name)
+}
 
 impl Applier {
     /// Applies the updates of this point to all Services.
     pub(super) async fn services(
         &self,
         all: &[ObjectUpdate],
-        versions: &Versions,
+        objects: &UsersObjects<'_>,
         when: When,
         setbacks: &PartialErrors,
     ) -> Result<(), KubeError> {
-        let one = async |update: &ObjectUpdate| {
-            let subject = WorkloadKey::of_object(update.source, &update.namespace, &update.name);
-            setbacks.record(subject, self.service(update, versions, when).await)
-        };
+        let one = async |update: &ObjectUpdate| setbacks.record(subject(update), self.service(update, objects, when).await);
         at_once(all.iter().map(|update| one(update).boxed()).collect()).await
     }
 
     /// Applies the update of one Service at this point: the finalizer before objects exist, unless it comes with `externalName`;
     /// `externalName` and conditions after their targets exist; removal of the finalizer after everything is deleted.
-    async fn service(&self, update: &ObjectUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
+    async fn service(&self, update: &ObjectUpdate, objects: &UsersObjects<'_>, when: When) -> Result<(), KubeError> {
         let external_name = update.external_name.as_ref();
         let finalizers = update.finalizers.as_ref().filter(|_| match when {
             When::Before => update.adds_finalizer && external_name.is_none(),
@@ -64,7 +101,7 @@ impl Applier {
             }
         }
         if patch != json!({}) {
-            self.change_service(update, versions, ObjectPart::Object, patch).await?;
+            self.change_service(update, objects, ObjectPart::Object, patch).await?;
         }
         if when != When::Between {
             return Ok(());
@@ -75,7 +112,7 @@ impl Applier {
         let addresses = update.load_balancer.as_ref().map(|balancer| balancer.get("ingress").cloned().unwrap_or_default());
         status.extend(addresses.map(|ingress| ("loadBalancer".to_owned(), json!({"ingress": ingress}))));
         if !status.is_empty() {
-            self.change_service(update, versions, ObjectPart::Status, json!({"status": status})).await?;
+            self.change_service(update, objects, ObjectPart::Status, json!({"status": status})).await?;
         }
         Ok(())
     }
@@ -84,25 +121,45 @@ impl Applier {
     async fn change_service(
         &self,
         update: &ObjectUpdate,
-        versions: &Versions,
+        objects: &UsersObjects<'_>,
         part: ObjectPart,
         mut patch: Value,
     ) -> Result<(), KubeError> {
-        let id = (update.source, update.namespace.clone(), update.name.clone());
+        let before = self.stores.cache().service_conditions(&update.namespace, &update.name);
+        patch["metadata"]["resourceVersion"] = json!(objects.version(update));
+        patch["metadata"]["uid"] = json!(update.uid);
+        if let Some(written) = self.patch_current(update, objects, part, &mut patch).await? {
+            objects.written().insert(subject(update), written);
+            change_log::log(&subject(update), change_log::of_patch(&patch, &before, update.adds_finalizer));
+        }
+        Ok(())
+    }
+
+    /// Patches an object. One that others write often is newer than the cache each time: while they change only fields that the patch does
+    /// not, it is repeated with the version of now.
+    async fn patch_current(
+        &self,
+        update: &ObjectUpdate,
+        objects: &UsersObjects<'_>,
+        part: ObjectPart,
+        patch: &mut Value,
+    ) -> Result<Option<Value>, KubeError> {
         let kind = match update.source {
             PublishSource::Ingress => (Resource::INGRESS, WatchRole::Ingress),
             PublishSource::Service => (Resource::SERVICE, WatchRole::Service),
         };
-        let before = self.stores.cache().service_conditions(&update.namespace, &update.name);
-        let own = versions.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
-        let version = own.or_else(|| update.resource_version.clone());
-        patch["metadata"]["resourceVersion"] = json!(version);
-        patch["metadata"]["uid"] = json!(update.uid);
-        if let Some(version) = self.patch(kind, (&update.namespace, &update.name), part, &patch).await? {
-            versions.lock().unwrap_or_else(PoisonError::into_inner).insert(id, version);
-            let subject = WorkloadKey::of_object(update.source, &update.namespace, &update.name);
-            change_log::log(&subject, change_log::of_patch(&patch, &before, update.adds_finalizer));
+        let (namespace, name) = (update.namespace.as_str(), update.name.as_str());
+        for _ in 1..ATTEMPTS {
+            let done = self.patch(kind, (namespace, name), part, patch).await;
+            if done.as_ref().err().and_then(KubeError::refusal) != Some(ApiRefusal::Conflict) {
+                return done;
+            }
+            let Some(now) = self.writes.look(kind.0, namespace, name).await? else { return Ok(None) };
+            if !objects.is_current(update, patch, &now) {
+                return done;
+            }
+            patch["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
         }
-        Ok(())
+        self.patch(kind, (namespace, name), part, patch).await
     }
 }
