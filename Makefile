@@ -47,7 +47,7 @@ check: style ## Check a change: format, clippy, unit, property and loopback test
 test: setup ## Run lint and every test of every tier; servers are built meanwhile
 	@tests/run
 
-test-repeat: setup ## Run TIER="dns l7" N=10 times under the load of two busy processes (BUSY); continue after failures
+test-repeat: setup ## Run TIER="dns front_end" N=10 times under the load of two busy processes (BUSY); continue after failures
 	$(TIERS) $(TIER) --repeat $(or $(N),10) --busy $(or $(BUSY),2) --jobs 2
 
 bench: setup ## Measure, as ratios in one run: all questions, or BENCHES="live connect"; see docs/benchmarks.md

@@ -7,6 +7,7 @@ pub mod diagnostics;
 pub mod failover;
 pub mod firewall;
 pub mod flows;
+pub mod front_end;
 pub mod ingress;
 pub mod plan;
 pub mod settings;

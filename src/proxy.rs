@@ -5,6 +5,7 @@
 pub mod certs;
 pub mod config;
 pub mod forwarding;
+pub mod front_end;
 pub mod http;
 pub mod ingress;
 pub mod metrics;

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
-use crate::model::ingress::vhosts::headers::Upgrades;
-use crate::model::ingress::vhosts::shares;
+use crate::model::front_end::vhosts::headers::Upgrades;
+use crate::model::front_end::vhosts::shares;
 use crate::model::plan::targets::TargetPolicy;
 use crate::model::plan::world::Single;
 use crate::model::tailnet::supervise::DaemonSettings;
@@ -70,7 +70,7 @@ pub struct Settings {
     /// Kubernetes API; `None` outside a cluster.
     pub kube: Option<Kube>,
     /// Limits of HTTP clients.
-    pub front_end: FrontEnd,
+    pub front_end: FrontEndSettings,
     /// Firewall that implements the ruleset.
     pub backend: FirewallMode,
     /// Listener of health checks, metrics and the preStop hook; `None` if all are disabled.
@@ -178,7 +178,7 @@ pub struct Issuing {
 
 /// Limits of HTTP clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FrontEnd {
+pub struct FrontEndSettings {
     /// Protocols to which connections may be upgraded (`TAILYARD_UPGRADES`).
     pub upgrades: Upgrades,
     /// Idle timeout of request bodies, and of clients that do not read a response (`TAILYARD_BODY_TIMEOUT`).
@@ -191,7 +191,7 @@ pub struct FrontEnd {
     pub max_connections: usize,
 }
 
-impl Default for FrontEnd {
+impl Default for FrontEndSettings {
     fn default() -> Self {
         Self {
             upgrades: Upgrades::default(),

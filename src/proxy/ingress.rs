@@ -2,6 +2,5 @@
 
 pub mod advertise;
 pub mod drain;
-pub mod l7;
 pub mod serve_config_writer;
 pub mod start;

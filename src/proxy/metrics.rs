@@ -20,7 +20,7 @@ use crate::runtime::metrics::{MetricsError, Page, Registry, number};
 use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
 use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
-use crate::proxy::ingress::l7;
+use crate::proxy::front_end;
 use crate::proxy::state_secret::writer::WriterHealth;
 use crate::proxy::tailnet::daemon::DaemonState;
 
@@ -94,7 +94,7 @@ pub struct Snapshot {
     /// State Secret writer, if any.
     pub report: Option<WriterHealth>,
     /// HTTP front end, if any.
-    pub sites: Option<l7::L7Sample>,
+    pub sites: Option<front_end::FrontEndSample>,
     pub funnel_errors: BTreeMap<String, FunnelError>,
     /// Certificates, if used.
     pub certs: Option<CertState>,

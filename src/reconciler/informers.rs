@@ -143,13 +143,13 @@ impl Stores {
                     self.complete(role, namespace)
                 }
                 WatchChange::Live => continue,
-                WatchChange::Put(object) if object.is_paced() => match paced.offer(&object.id().clone(), object, began.elapsed()) {
+                WatchChange::Put(object) if object.is_paced() => match paced.offer(&object.pace_key(), object, began.elapsed()) {
                     Some(object) => self.put(object).await,
                     None => BTreeSet::new(),
                 },
                 WatchChange::Put(object) => self.put(object).await,
                 WatchChange::Gone(object) => {
-                    paced.forget(object.id());
+                    paced.forget(&object.pace_key(), |waiting| waiting.id() == object.id());
                     self.cache().gone(&object)
                 }
                 WatchChange::Unknown => {

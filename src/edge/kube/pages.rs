@@ -124,7 +124,7 @@ mod tests {
 
     use super::{MAX_OBJECTS, PAGE_BYTES, PageSize};
     use crate::edge::kube::{Cluster, Follow, Resource, WatchChange, WatchedItem};
-    use crate::model::ingress::endpoints::ServiceSlice;
+    use crate::model::front_end::endpoints::ServiceSlice;
 
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;

@@ -61,9 +61,10 @@ impl<K: Ord + Clone, V> Paced<K, V> {
         }
     }
 
-    /// Drops the value of a key that waits.
-    pub fn forget(&mut self, key: &K) {
-        if self.waiting.remove(key).is_some() {
+    /// Drops the value of a key that waits, if it is this one.
+    pub fn forget(&mut self, key: &K, is_gone: impl FnOnce(&V) -> bool) {
+        if self.waiting.get(key).is_some_and(|(_, waiting)| is_gone(waiting)) {
+            self.waiting.remove(key);
             self.refund(key);
         }
     }
@@ -94,7 +95,9 @@ mod tests {
         assert_eq!((paced.next_due(), paced.due(ms(499))), (Some(ms(500)), None));
         assert_eq!((paced.due(ms(500)), paced.due(ms(500)), paced.next_due()), (Some(4), None, None));
         assert_eq!(paced.offer(&"a", 5, ms(600)), None);
-        paced.forget(&"a");
+        paced.forget(&"a", |value| *value == 4);
+        assert_eq!(paced.waiting.len(), 1, "another one waits");
+        paced.forget(&"a", |value| *value == 5);
         assert_eq!((paced.due(ms(5_000)), paced.next_due()), (None, None));
     }
 
@@ -116,7 +119,7 @@ mod tests {
                 now += ms(pause);
                 while paced.due(now).is_some() {}
                 match step {
-                    0 => paced.forget(&"a"),
+                    0 => paced.forget(&"a", |_| true),
                     1 => paced.clear(),
                     _ => drop(paced.offer(&"a", (), now)),
                 }

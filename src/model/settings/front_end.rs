@@ -1,12 +1,12 @@
 //! Settings of HTTP client limits.
 
-use super::{FrontEnd, source::SettingSource};
-use crate::model::ingress::vhosts::headers::Upgrades;
+use super::{FrontEndSettings, source::SettingSource};
+use crate::model::front_end::vhosts::headers::Upgrades;
 
-pub(super) fn front_end(source: &mut SettingSource<'_>) -> FrontEnd {
+pub(super) fn front_end(source: &mut SettingSource<'_>) -> FrontEndSettings {
     let upgrades = "names of protocols separated by commas such as websocket, and none of h2c, HTTP and TLS";
     let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
-    FrontEnd {
+    FrontEndSettings {
         upgrades: source.parsed("TAILYARD_UPGRADES", upgrades, Upgrades::read).unwrap_or_default(),
         body_timeout: source.duration("TAILYARD_BODY_TIMEOUT"),
         answer_timeout: source.duration("TAILYARD_ANSWER_TIMEOUT"),

@@ -91,7 +91,7 @@ fn environment_of_an_egress_pod_is_read() {
         state: StateOut::Secret("eg-0".into()),
         active_lease: None,
         kube: Some(Kube { server: "https://10.96.0.1:443".into() }),
-        front_end: FrontEnd::default(),
+        front_end: FrontEndSettings::default(),
         backend: FirewallMode::Auto,
         http: Some(HttpListener { address: "10.0.0.5:9002".parse().expect("an address"), metrics: true, preshutdown: true }),
         health_addr: None,
@@ -293,7 +293,7 @@ fn front_end_limits_are_read() {
         ("TAILYARD_TUNNEL_TIMEOUT", "24h"),
         ("TAILYARD_MAX_CONNECTIONS", "500"),
     ]);
-    let expected = FrontEnd {
+    let expected = FrontEndSettings {
         upgrades: Upgrades::read("websocket,spdy/3.1").expect("protocols"),
         body_timeout: Duration::from_secs(30),
         answer_timeout: Duration::from_mins(5),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::api::ingress;
 use crate::api::routes::Listener;
 use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
-use crate::model::ingress::vhosts::{Vhost, Vhosts, shared_host};
+use crate::model::front_end::vhosts::{Vhost, Vhosts, shared_host};
 use crate::model::tailnet::advertise::WithdrawalProgress;
 
 /// Version of the PROXY protocol for the listeners.

@@ -34,7 +34,7 @@ use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
 use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::forwarding::start::ForwardingPart;
-use crate::proxy::ingress::l7::L7;
+use crate::proxy::front_end::FrontEnd;
 use crate::proxy::metrics::{self, CertState, ConfigState, Metrics, Snapshot};
 use crate::proxy::replica::Replica;
 use crate::proxy::state_secret::writer::WriterHealth;
@@ -89,7 +89,7 @@ pub struct SnapshotSources {
     /// Commands for sysctls that are off.
     pub switches: watch::Receiver<Vec<String>>,
     pub report: Option<watch::Receiver<WriterHealth>>,
-    pub sites: Option<L7>,
+    pub sites: Option<FrontEnd>,
     /// Certificates, if used.
     pub certs: Option<CertOutputs>,
     /// Traffic counters by match port.
@@ -138,7 +138,7 @@ impl SnapshotSources {
             advertise_status: ingress.as_ref().map(|ingress| ingress.advertise_status.clone()),
             switches: forwarding.switches.clone(),
             report: state.as_ref().map(|state| state.ledger.health()),
-            sites: sites.map(|sites| sites.l7.clone()),
+            sites: sites.map(|sites| sites.handle.clone()),
             certs: sites.and_then(|sites| sites.certs.clone()),
             traffic: traffic(forwarding),
             pressure: Arc::new(|| Box::pin(pressure())),
@@ -285,7 +285,7 @@ impl SnapshotSources {
             daemon: self.daemon.as_ref().map(|state| state.borrow().clone()),
             crashes: self.crashes,
             report: self.report.as_ref().map(|health| health.borrow().clone()),
-            sites: self.sites.as_ref().map(L7::sample),
+            sites: self.sites.as_ref().map(FrontEnd::sample),
             funnel_errors: self.funnel_errors(),
             certs: self.certs.as_ref().map(|certs| CertState { state: Arc::clone(&certs.state.borrow()), leads: *certs.leads.borrow() }),
         }

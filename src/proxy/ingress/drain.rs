@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use crate::model::flows::drain::IDLE_PERIOD;
 
 use crate::proxy::forwarding::drain::wait_for_last_flow;
-use crate::proxy::ingress::l7::Closing;
+use crate::proxy::front_end::Closing;
 use crate::proxy::ingress::start::{IngressPart, Listening};
 
 impl IngressPart {
@@ -80,7 +80,7 @@ impl IngressPart {
 
 /// Waits until no connection to a virtual host is open, and none was for a while.
 async fn wait_for_last_connection(front_end: Option<&Listening>) {
-    let Some(mut open) = front_end.map(|front_end| front_end.l7.stats.open()) else { return };
+    let Some(mut open) = front_end.map(|front_end| front_end.handle.stats.open()) else { return };
     // The sender is dropped with the front end.
     while open.wait_for(|open| *open == 0).await.is_ok() {
         if timeout(IDLE_PERIOD, open.wait_for(|open| *open > 0)).await.is_err() {

@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use crate::api::routes::Host;
 use crate::edge::kube::Cluster;
 use crate::model::config::source::ServeContent;
-use crate::model::ingress::vhosts::shares::Shares;
-use crate::model::ingress::vhosts::{Vhosts, shared_host};
+use crate::model::front_end::vhosts::shares::Shares;
+use crate::model::front_end::vhosts::{Vhosts, shared_host};
 use crate::model::settings::Settings;
 use crate::model::tailnet::advertise::{AdvertiseMode, AdvertiseStatus, Advertised, WithdrawalProgress};
 use crate::runtime::resources;
@@ -19,8 +19,8 @@ use crate::runtime::watch_ext::put;
 use crate::proxy::certs::{self, CertOutputs};
 use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::start::ForwardingPart;
+use crate::proxy::front_end::{self, Closing, FrontEnd, Limits, Loopback, endpoints, identify};
 use crate::proxy::ingress::advertise;
-use crate::proxy::ingress::l7::{self, Closing, L7, Limits, Loopback, endpoints, identify};
 use crate::proxy::ingress::serve_config_writer::{self, ServeStatus};
 use crate::proxy::tailnet::daemon::DaemonHandle;
 use crate::proxy::tailnet::start::TailnetPart;
@@ -47,7 +47,7 @@ pub struct IngressInputs<'a> {
 
 #[derive(Debug)]
 pub struct Listening {
-    pub l7: L7,
+    pub handle: FrontEnd,
     /// Certificates, if Secrets are available.
     pub certs: Option<CertOutputs>,
     /// Closing state of the front end.
@@ -73,7 +73,7 @@ impl IngressPart {
             served: configs.serve.services.clone(),
             ingress: configs.ingress.services.clone(),
             programmed: forwarding.programmed.clone(),
-            in_place: front_end.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |front_end| front_end.l7.in_place.clone()),
+            in_place: front_end.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |front_end| front_end.handle.in_place.clone()),
             serving: serving.clone(),
             paths: forwarding.warmup.clone(),
             withdrawal: withdrawal_watch,
@@ -113,7 +113,7 @@ impl Listening {
         };
         let (closing, told_to_close) = watch::channel(Closing::default());
         let certs = cluster.and_then(|cluster| certify(settings, cluster, daemon, tailnet, &sites, tasks));
-        let inputs = l7::Inputs {
+        let inputs = front_end::Inputs {
             certificates: certs.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |certs| certs.pairs.clone()),
             sites,
             endpoints,
@@ -125,8 +125,9 @@ impl Listening {
             limits,
             upgrades: front_end.upgrades.clone(),
         };
-        let (l7, work) =
-            l7::l7(inputs).inspect_err(|error| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}")).ok()?;
+        let (handle, work) = front_end::create(inputs)
+            .inspect_err(|error| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}"))
+            .ok()?;
         let (ended, closed) = watch::channel(false);
         tasks.run_until_stop("listeners", async move {
             work.await;
@@ -134,7 +135,7 @@ impl Listening {
             // Keep the sender for later receivers.
             std::future::pending::<()>().await;
         });
-        Some(Self { l7, certs, closing, closed })
+        Some(Self { handle, certs, closing, closed })
     }
 }
 

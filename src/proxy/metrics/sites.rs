@@ -2,8 +2,8 @@
 
 use super::{Snapshot, number, size};
 use crate::api::routes::Backend;
-use crate::proxy::ingress::l7::L7Sample;
-use crate::proxy::ingress::l7::stats::CODES;
+use crate::proxy::front_end::FrontEndSample;
+use crate::proxy::front_end::stats::CODES;
 use crate::runtime::metrics::Page;
 
 families! {
@@ -52,7 +52,7 @@ impl SiteMetrics {
         page.write(&self.ejected, backends.iter().map(|(name, (_, ejected))| ([name.as_str()], size(*ejected))));
     }
 
-    fn write_counts(&self, page: &mut Page, sample: &L7Sample) {
+    fn write_counts(&self, page: &mut Page, sample: &FrontEndSample) {
         let sites = || sample.sites.iter().map(|(name, counts)| (name.as_str(), counts));
         let codes =
             sites().flat_map(|(name, counts)| CODES.into_iter().zip(counts.codes).map(move |(code, count)| ([name, code], number(count))));
@@ -61,7 +61,7 @@ impl SiteMetrics {
         page.write(&self.connections, sites().map(|(name, counts)| ([name], size(counts.open))));
         page.write(&self.fallbacks, sites().map(|(name, counts)| ([name], number(counts.fallbacks))));
         page.write(&self.upgrades, sites().map(|(name, counts)| ([name], number(counts.upgrades))));
-        let words = |of: fn(&crate::proxy::ingress::l7::stats::SiteCounts) -> &std::collections::BTreeMap<&'static str, u64>| {
+        let words = |of: fn(&crate::proxy::front_end::stats::SiteCounts) -> &std::collections::BTreeMap<&'static str, u64>| {
             sites().flat_map(move |(name, counts)| of(counts).iter().map(move |(word, count)| ([name, *word], number(*count))))
         };
         page.write(&self.handshakes, words(|counts| &counts.handshakes));

@@ -233,7 +233,7 @@ fn metric_names_and_help_follow_the_conventions() {
 async fn page_has_exactly_the_site_and_backend_series() {
     use crate::api::routes::Backend;
     use crate::model::tailnet::advertise::SiteStatus;
-    use crate::proxy::ingress::l7::{L7Sample, stats};
+    use crate::proxy::front_end::{FrontEndSample, stats};
     let metrics = Metrics::new().expect("families");
     assert!(!metrics.page(&snapshot(Instant::now()), None).contains("tailyard_http_"), "a replica without sites has none");
     let counts = stats::SiteCounts {
@@ -247,7 +247,7 @@ async fn page_has_exactly_the_site_and_backend_series() {
     };
     let placed = SiteStatus { missing: ["a.ts.net".to_owned()].into(), faults: [(80, "taken".to_owned())].into(), ..SiteStatus::default() };
     let backend = Backend { namespace: "ns".into(), service: "web".into(), port_name: "http".into(), ..Backend::default() };
-    let sample = L7Sample {
+    let sample = FrontEndSample {
         sites: [("svc:a".to_owned(), counts)].into(),
         in_place: Arc::new([("svc:a".to_owned(), placed)].into()),
         refused: Arc::new([("b.ts.net".to_owned(), "Pair")].into()),

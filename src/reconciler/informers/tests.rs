@@ -139,6 +139,39 @@ async fn object_that_is_written_without_end_is_stored_at_a_rate_and_delays_no_ot
     }
 }
 
+/// A Pod with the Tailscale operator's image may create Events.
+#[tokio::test(start_paused = true)]
+async fn events_about_a_set_are_stored_at_a_rate_whatever_their_names() {
+    let role = WatchRole::CreateFailure;
+    let event = |number: u64| {
+        let metadata = json!({"name": format!("e{number}"), "namespace": "ts", "resourceVersion": number.to_string()});
+        role.decode(json!({"metadata": metadata, "eventTime": null, "reason": "FailedCreate", "note": "false",
+            "regarding": {"kind": "StatefulSet", "name": "g"}, "deprecatedLastTimestamp": "2026-01-01T00:00:00Z"}))
+    };
+    let (Stores { queue, .. }, watch) = stores();
+    let stores = Stores::new(ClusterCache::new(None, [WatchRole::Group, role]), queue);
+    let group = json!({"metadata": {"name": "g", "resourceVersion": "1"}, "spec": {"type": "egress"}});
+    let group = WatchChange::Listed(WatchRole::Group.decode(group));
+    let groups = InformerWatch { role: WatchRole::Group, follow: watch.follow };
+    stores.follow(&groups, Box::pin(iter([WatchChange::Begin, group, WatchChange::Complete])), |_, _| {}).await;
+    let stored = |stores: &Stores| (1..=2_000).find(|number| stores.cache().stored_version(role, "ts", &format!("e{number}")).is_some());
+    let writes = iter(1..=2_000).then(|number| async move {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        WatchChange::Put(event(number))
+    });
+    let gone = once(async { WatchChange::Gone(event(1_999)) });
+    let idle = once(async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        WatchChange::Live
+    });
+    let mut versions = BTreeSet::new();
+    let changes = Box::pin(writes.chain(gone).chain(idle).inspect(|_| versions.extend(stored(&stores))));
+    let watch = InformerWatch { role, follow: groups.follow };
+    stores.follow(&watch, changes, |_, _| {}).await;
+    assert!((20..=42).contains(&versions.len()), "{} of 2,000 in 10 s", versions.len());
+    assert_eq!(stored(&stores), Some(2_000), "the newest");
+}
+
 /// A second rollout takes the first one back.
 #[tokio::test(start_paused = true)]
 async fn two_rollouts_of_a_backend_are_not_delayed() {

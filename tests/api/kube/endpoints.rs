@@ -6,9 +6,9 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
-use tailyard::model::ingress::endpoints::ServicePort;
-use tailyard::model::ingress::vhosts::{Vhosts, read};
-use tailyard::proxy::ingress::l7::endpoints::{UpstreamEndpoints, follow};
+use tailyard::model::front_end::endpoints::ServicePort;
+use tailyard::model::front_end::vhosts::{Vhosts, read};
+use tailyard::proxy::front_end::endpoints::{UpstreamEndpoints, follow};
 use tokio::sync::watch;
 use tokio::time::timeout;
 

@@ -12,7 +12,7 @@ use tailyard::api::localapi::{DaemonStatus, DebugRejects, DnsConfig, Notify};
 use tailyard::api::replica::Rejects;
 use tailyard::api::whois::WhoIs;
 use tailyard::model::base::netmap::via6;
-use tailyard::model::ingress::vhosts::identity::{ClientIdentity, encoded};
+use tailyard::model::front_end::vhosts::identity::{ClientIdentity, encoded};
 use tailyard::model::tailnet::ipn_bus::Fold;
 use tailyard::model::tailnet::rejects;
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::ingress::proxy_protocol::{FIXED, Fixed, MAX_BYTES, header};
+use tailyard::model::front_end::proxy_protocol::{FIXED, Fixed, MAX_BYTES, header};
 
 fuzz_target!(|data: &[u8]| {
     let Some(first) = data.first_chunk::<FIXED>() else { return };

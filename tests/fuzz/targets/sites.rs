@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::ingress::vhosts::{path, read};
+use tailyard::model::front_end::vhosts::{path, read};
 
 fuzz_target!(|data: &[u8]| {
     let (text, target) = data.split_at(data.len() / 2);

@@ -11,7 +11,7 @@ use crate::api::serve::ServeConfig;
 use crate::api::{egress, ingress, routes, serve};
 use crate::model::base::gzip;
 use crate::model::config::{ConfigError, EgressConfig, IngressConfig, fingerprint};
-use crate::model::ingress::vhosts::{self, ReadVhosts, Vhosts};
+use crate::model::front_end::vhosts::{self, ReadVhosts, Vhosts};
 
 /// Why a copy is not in force; the previous document stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize)]

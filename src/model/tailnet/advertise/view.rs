@@ -12,7 +12,7 @@ use crate::api::serve::ServeConfig;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::IngressConfig;
 use crate::model::config::source::ServeContent;
-use crate::model::ingress::vhosts::{Vhost, shared_host};
+use crate::model::front_end::vhosts::{Vhost, shared_host};
 use crate::model::plan::Planned;
 use crate::model::tailnet::serve_config::{self, FunnelError, SitePorts};
 

@@ -84,6 +84,14 @@ impl Delivered {
         if self.role == WatchRole::Owned(Kind::Secret) { self.is_large() } else { self.role.has_other_writers() }
     }
 
+    /// What has the rate: the object, or the set that an Event is about, as each Event may have another name.
+    pub fn pace_key(&self) -> Id {
+        match &self.content {
+            DeliveredContent::Decoded(CachedObject::CreateFailure(failure)) => (self.id.0.clone(), failure.set.clone()),
+            _ => self.id.clone(),
+        }
+    }
+
     pub fn parse(self) -> ParsedObject {
         let Self { role, id, version, content } = self;
         let object = match (content, role) {

@@ -3,10 +3,10 @@
 
 use std::io::{Error, Read, Write};
 
-use kit::l7::front::{Front, Options, plain, service, site};
+use kit::front_end::front::{Front, Options, plain, service, site};
 use serde_json::json;
-use tailyard::model::ingress::vhosts::shares::{MOST_CONNECTIONS, Shares};
-use tailyard::proxy::ingress::l7::Limits;
+use tailyard::model::front_end::vhosts::shares::{MOST_CONNECTIONS, Shares};
+use tailyard::proxy::front_end::Limits;
 use tailyard::runtime::resources;
 
 #[tokio::main]

@@ -124,7 +124,7 @@ pub static TAILYARD: Table = Table {
         },
         light("cli", PURE, &["cli"], 5),
         Tier { threads: 4, ..light("dns", PURE, &["dns"], 20) },
-        Tier { check: true, ..light("l7", PURE, &["l7"], 20) },
+        Tier { check: true, ..light("front_end", PURE, &["front_end"], 20) },
         Tier { check: true, threads: 4, ..light("supervise", PURE, &["supervise"], 10) },
         light("kernel", MACHINE, &["kernel", "netns"], 40),
         Tier { slots: 2, ..light("proxy", MACHINE, &["proxy"], 90) },

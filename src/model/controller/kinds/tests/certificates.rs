@@ -11,9 +11,9 @@ use super::*;
 use crate::api::condition::{CERTIFIED, PUBLISHED};
 use crate::api::routes::Host;
 use crate::model::controller::workload::observed::UserCertificate;
+use crate::model::front_end::vhosts::{self, shared_host};
 use crate::model::ingress::cert_orders::Certificate;
 use crate::model::ingress::certificate::Leaf;
-use crate::model::ingress::vhosts::{self, shared_host};
 
 /// Time `day` days after the start.
 fn day(day: i64) -> Timestamp {

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use crate::edge::localapi::{LocalApi, LocalApiError};
-use crate::model::ingress::vhosts::identity::ClientIdentity;
+use crate::model::front_end::vhosts::identity::ClientIdentity;
 
 /// Cache time: changes of a node's user or grants apply after this.
 const CACHE_TTL: Duration = Duration::from_secs(20);

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use tailyard::proxy::ingress::l7::Limits;
+use tailyard::proxy::front_end::Limits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use kit::l7::backend::{Backend, header};
-use kit::l7::front::{DEADLINE, Front, Options, get2, got, plain, service, site};
+use kit::front_end::backend::{Backend, header};
+use kit::front_end::front::{DEADLINE, Front, Options, get2, got, plain, service, site};
 
 const NAME: &str = "web.tail.ts.net";
 /// Bytes that must never become their own request.
@@ -161,7 +161,7 @@ async fn request_parsed_differently_by_servers_is_refused_or_unambiguous() {
             let answer = talk(&front, request.as_bytes()).await;
             let text = String::from_utf8_lossy(&answer);
             assert!(!text.contains("hidden"), "{what}, {protocol}: {text}");
-            assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into(), "{what}, {protocol}");
+            assert_eq!(front.front_end.stats.sample()["svc:web"].failures, [].into(), "{what}, {protocol}");
             let paths = backend.state.paths.lock().expect("no panic").clone();
             match text.find("HTTP/1.1 200") {
                 Some(_) => {
@@ -247,8 +247,8 @@ async fn malformed_request_body_ejects_no_endpoint() {
             let expected = if rest.starts_with("Content-Length") { 408 } else { 400 };
             assert_eq!(status(&answer), expected, "{protocol} {rest:?}: {}", String::from_utf8_lossy(&answer));
         }
-        assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into(), "{protocol}");
-        assert_eq!(front.l7.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)], "{protocol}");
+        assert_eq!(front.front_end.stats.sample()["svc:web"].failures, [].into(), "{protocol}");
+        assert_eq!(front.front_end.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)], "{protocol}");
     }
 }
 
@@ -486,7 +486,7 @@ async fn malformed_http2_ends_requests_in_progress() {
         assert_eq!(ended, Ended::Refused, "{what}");
         let paths = backend.state.paths.lock().expect("no panic").clone();
         assert!(paths.iter().all(|path| path == "/hold"), "{what}: {paths:?}");
-        assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into(), "{what}");
+        assert_eq!(front.front_end.stats.sample()["svc:web"].failures, [].into(), "{what}");
     }
 }
 
@@ -510,8 +510,8 @@ async fn http2_body_must_match_its_content_length() {
         let frames = [frame(HEADERS, END_HEADERS, 1, &fields(&list)), frame(DATA, END_STREAM, 1, b"abcde")].concat();
         let ended = talk2(&front, &frames).await;
         assert!(matches!(ended, Ended::Refused | Ended::Answered(0x8c)), "{what}: {ended:?}");
-        assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into(), "{what}");
-        assert_eq!(front.l7.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)], "{what}");
+        assert_eq!(front.front_end.stats.sample()["svc:web"].failures, [].into(), "{what}");
+        assert_eq!(front.front_end.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)], "{what}");
     }
 }
 

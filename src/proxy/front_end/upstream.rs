@@ -14,8 +14,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use crate::api::routes::BackendProtocol;
-use crate::model::ingress::load_balancer::EndpointHealth;
-use crate::model::ingress::vhosts::headers::join_cookies;
+use crate::model::front_end::load_balancer::EndpointHealth;
+use crate::model::front_end::vhosts::headers::join_cookies;
 
 use super::activity::InFlightGuard;
 use super::body::Upload;

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::model::ingress::vhosts::min_rate::unpaid;
+use crate::model::front_end::vhosts::min_rate::unpaid;
 
 #[derive(Debug, Clone)]
 pub(super) struct Activity(Arc<(Mutex<State>, Notify)>);

@@ -14,8 +14,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange, WatchedItem};
-use crate::model::ingress::endpoints::{Endpoint, ServicePort, ServiceSlice, Slices, WantedPorts};
-use crate::model::ingress::vhosts::Vhosts;
+use crate::model::front_end::endpoints::{Endpoint, ServicePort, ServiceSlice, Slices, WantedPorts};
+use crate::model::front_end::vhosts::Vhosts;
 use crate::runtime::timer::until;
 use crate::runtime::watch_ext::put;
 
@@ -36,19 +36,29 @@ pub struct UpstreamEndpoints {
 /// Name of a slice, and the slice if it is one of a Service.
 type NamedSlice = (String, Option<ServiceSlice>);
 
+/// A change in a namespace, with the number of the watch that delivered it.
+type NamespaceChange = (String, u64, WatchChange<NamedSlice>);
+
 /// Watches of namespaces, and what they delivered.
 struct Following {
     cluster: Cluster,
-    sender: mpsc::Sender<(String, WatchChange<NamedSlice>)>,
+    sender: mpsc::Sender<NamespaceChange>,
     /// Dropping the set aborts all watches.
     tasks: JoinSet<()>,
     watches: BTreeMap<String, NamespaceWatch>,
+    /// Number of the newest watch.
+    number: u64,
     slices: Slices,
     faults: BTreeMap<String, &'static str>,
 }
 
 struct NamespaceWatch {
     task: AbortHandle,
+    number: u64,
+    /// The watch before this one: its changes count until this one has listed something, or all of nothing.
+    former: Option<(u64, AbortHandle)>,
+    /// Whether the list has begun, and nothing is listed yet.
+    is_list_pending: bool,
     since: Instant,
     /// When the namespace is listed again.
     due: Option<Instant>,
@@ -71,7 +81,7 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, e
                 following.want(wanted(&sites.borrow_and_update()));
                 is_changed = true;
             }
-            Some((namespace, change)) = changes.recv() => is_changed |= following.take(&namespace, change),
+            Some((namespace, number, change)) = changes.recv() => is_changed |= following.take(&namespace, number, change),
             () = until(following.next_list()) => following.list_due(),
             () = until(Some(due)), if is_changed => {
                 following.publish(&endpoints);
@@ -81,14 +91,14 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, e
     }
 }
 
-async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, WatchChange<NamedSlice>)>) {
+async fn one(cluster: Cluster, namespace: String, number: u64, sender: mpsc::Sender<NamespaceChange>) {
     let what = Follow { resource: Resource::ENDPOINT_SLICE, namespace: Some(namespace.clone()), labels: None, fields: None };
     let mut changes = cluster.follow_as(&what, |item: WatchedItem<EndpointSlice>| {
         let name = item.metadata().name.clone().unwrap_or_default();
         (name, item.decoded().ok().and_then(ServiceSlice::read))
     });
     while let Some(change) = changes.next().await {
-        if sender.send((namespace.clone(), change)).await.is_err() {
+        if sender.send((namespace.clone(), number, change)).await.is_err() {
             return;
         }
     }
@@ -106,9 +116,9 @@ fn wanted(sites: &Vhosts) -> WantedPorts {
 }
 
 impl Following {
-    fn new(cluster: Cluster, sender: mpsc::Sender<(String, WatchChange<NamedSlice>)>) -> Self {
-        let (tasks, watches, slices, faults) = Default::default();
-        Self { cluster, sender, tasks, watches, slices, faults }
+    fn new(cluster: Cluster, sender: mpsc::Sender<NamespaceChange>) -> Self {
+        let (tasks, watches, number, slices, faults) = Default::default();
+        Self { cluster, sender, tasks, watches, number, slices, faults }
     }
 
     /// Watches the namespaces of these ports, and no others.
@@ -116,7 +126,7 @@ impl Following {
         self.watches.retain(|namespace, watch| {
             let stays = ports.contains_key(namespace);
             if !stays {
-                watch.task.abort();
+                watch.abort();
                 self.faults.remove(namespace);
             }
             stays
@@ -129,12 +139,13 @@ impl Following {
         }
     }
 
-    /// Begins a watch of a namespace, which lists it first, in place of a former one.
+    /// Begins a watch of a namespace, which lists it first. A former one stays until then.
     fn list(&mut self, namespace: String) {
         while self.tasks.try_join_next().is_some() {}
-        let task = self.tasks.spawn(one(self.cluster.clone(), namespace.clone(), self.sender.clone()));
-        let former = self.watches.insert(namespace, NamespaceWatch { task, since: Instant::now(), due: None });
-        former.inspect(|watch| watch.task.abort());
+        self.number += 1;
+        let task = self.tasks.spawn(one(self.cluster.clone(), namespace.clone(), self.number, self.sender.clone()));
+        let former = self.watches.remove(&namespace).map(NamespaceWatch::into_former);
+        self.watches.insert(namespace, NamespaceWatch::new(self.number, task, former));
     }
 
     fn next_list(&self) -> Option<Instant> {
@@ -150,14 +161,15 @@ impl Following {
     }
 
     /// Applies a change; returns whether there is something to publish.
-    fn take(&mut self, namespace: &str, change: WatchChange<NamedSlice>) -> bool {
-        // A change of a watch that was aborted.
+    fn take(&mut self, namespace: &str, number: u64, change: WatchChange<NamedSlice>) -> bool {
         let Some(watch) = self.watches.get_mut(namespace) else { return false };
+        match watch.admit(number, &change) {
+            Admission::Ignored => return false,
+            Admission::Applied => {}
+            Admission::FirstOfList => self.slices.begin(namespace),
+        }
         match change {
-            WatchChange::Begin => {
-                self.slices.begin(namespace);
-                false
-            }
+            WatchChange::Begin | WatchChange::Live => false,
             WatchChange::Listed((name, slice)) => {
                 self.slices.put(namespace, &name, slice);
                 false
@@ -168,7 +180,6 @@ impl Following {
                 watch.list_if_cut(self.slices.is_cut(namespace));
                 true
             }
-            WatchChange::Live => false,
             WatchChange::Put((name, slice)) => {
                 let is_change = self.slices.put(namespace, &name, slice);
                 watch.list_if_cut(self.slices.is_cut(namespace));
@@ -195,7 +206,58 @@ impl Following {
     }
 }
 
+/// What a change of a watch does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Admission {
+    /// The watch has ended, or another one lists in its place.
+    Ignored,
+    Applied,
+    /// Applied as the first of a list: what is not in that goes.
+    FirstOfList,
+}
+
 impl NamespaceWatch {
+    fn new(number: u64, task: AbortHandle, former: Option<(u64, AbortHandle)>) -> Self {
+        Self { task, number, former, is_list_pending: false, since: Instant::now(), due: None }
+    }
+
+    fn abort(&self) {
+        self.task.abort();
+        self.former.iter().for_each(|(_, former)| former.abort());
+    }
+
+    /// The watch whose changes count while the next one has not listed: this one if it has, else its former one.
+    fn into_former(self) -> (u64, AbortHandle) {
+        match self.former {
+            Some(former) => {
+                self.task.abort();
+                former
+            }
+            None => (self.number, self.task),
+        }
+    }
+
+    /// Whether a change is applied. The first that this watch lists ends the former one, whose changes may be older.
+    fn admit<T>(&mut self, number: u64, change: &WatchChange<T>) -> Admission {
+        if number != self.number {
+            let is_former = self.former.as_ref().is_some_and(|(former, _)| *former == number);
+            let is_delta = matches!(change, WatchChange::Put(_) | WatchChange::Gone(_));
+            return if is_former && is_delta { Admission::Applied } else { Admission::Ignored };
+        }
+        match change {
+            WatchChange::Begin => {
+                self.is_list_pending = true;
+                Admission::Applied
+            }
+            WatchChange::Listed(_) | WatchChange::Complete if self.is_list_pending => {
+                self.is_list_pending = false;
+                self.former.take().inspect(|(_, former)| former.abort());
+                Admission::FirstOfList
+            }
+            _ => Admission::Applied,
+        }
+    }
+
     /// Lists the namespace again after [`CUT_INTERVAL`] if endpoints are missing.
     fn list_if_cut(&mut self, is_cut: bool) {
         if is_cut {
@@ -206,5 +268,47 @@ impl NamespaceWatch {
     /// Lists the namespace again at this time, or earlier if that is due.
     fn list_at(&mut self, at: Instant) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn idle(tasks: &mut JoinSet<()>) -> AbortHandle {
+        tasks.spawn(std::future::pending())
+    }
+
+    fn put() -> WatchChange<()> {
+        WatchChange::Put(())
+    }
+
+    #[tokio::test]
+    async fn watch_stays_until_the_next_one_lists() {
+        let firsts: [fn() -> WatchChange<()>; 2] = [|| WatchChange::Listed(()), || WatchChange::Complete];
+        for first in firsts {
+            let mut tasks = JoinSet::new();
+            let mut one = NamespaceWatch::new(1, idle(&mut tasks), None);
+            assert_eq!(
+                [WatchChange::Begin, first(), put()].map(|change| one.admit(1, &change)),
+                [Admission::Applied, Admission::FirstOfList, Admission::Applied]
+            );
+            let working = one.task.clone();
+            // One that lists nothing, and one more.
+            let two = NamespaceWatch::new(2, idle(&mut tasks), Some(one.into_former()));
+            let silent = two.task.clone();
+            let mut three = NamespaceWatch::new(3, idle(&mut tasks), Some(two.into_former()));
+            tokio::task::yield_now().await;
+            assert!(silent.is_finished() && !working.is_finished());
+            assert_eq!(three.admit(3, &WatchChange::<()>::Begin), Admission::Applied);
+            assert_eq!((three.admit(1, &put()), three.admit(2, &put())), (Admission::Applied, Admission::Ignored));
+            for relisted in [WatchChange::Begin, WatchChange::Listed(()), WatchChange::Complete] {
+                assert_eq!(three.admit(1, &relisted), Admission::Ignored, "the next one lists");
+            }
+            assert_eq!(three.admit(3, &first()), Admission::FirstOfList);
+            assert_eq!((three.admit(1, &put()), three.admit(3, &put())), (Admission::Ignored, Admission::Applied));
+            tokio::task::yield_now().await;
+            assert!(working.is_finished() && !three.task.is_finished());
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
-use kit::l7::backend::Backend;
-use kit::l7::front::{DEADLINE, forwarded_from};
+use kit::front_end::backend::Backend;
+use kit::front_end::front::{DEADLINE, forwarded_from};
 use kit::wait::until_async;
 use tailyard::edge::tls::{ClientStream, Connector};
 use tailyard::runtime::resources;

@@ -16,11 +16,11 @@ use tokio::time::sleep;
 use crate::api::routes::Backend;
 use crate::edge::tls::{Acceptor, Certificates, Connector, TlsError};
 use crate::model::flows::drain::Budget;
+use crate::model::front_end::vhosts::headers::Upgrades;
+use crate::model::front_end::vhosts::shares::Shares;
+use crate::model::front_end::vhosts::{Vhost, Vhosts};
 use crate::model::ingress::certificate::Pair;
-use crate::model::ingress::vhosts::headers::Upgrades;
-use crate::model::ingress::vhosts::shares::Shares;
-use crate::model::ingress::vhosts::{Vhost, Vhosts};
-use crate::model::settings::FrontEnd;
+use crate::model::settings::FrontEndSettings;
 use crate::model::tailnet::advertise::SiteStatus;
 use crate::runtime::snapshot::SnapshotCell;
 use crate::runtime::watch_ext::put;
@@ -107,7 +107,7 @@ pub struct Limits {
     pub linger_timeout: Duration,
     /// For the client to send a body, or to read a response; bytes extend it ([`min_rate`]).
     ///
-    /// [`min_rate`]: crate::model::ingress::vhosts::min_rate
+    /// [`min_rate`]: crate::model::front_end::vhosts::min_rate
     pub body_timeout: Duration,
     /// Idle timeout of a backend's response.
     pub answer_timeout: Duration,
@@ -120,7 +120,7 @@ pub struct Limits {
 }
 
 #[derive(Debug, Clone)]
-pub struct L7 {
+pub struct FrontEnd {
     /// Status of virtual hosts, by Tailscale Service.
     pub in_place: watch::Receiver<Arc<BTreeMap<String, SiteStatus>>>,
     /// Reasons of invalid certificates, by name.
@@ -131,7 +131,7 @@ pub struct L7 {
 
 /// Values for a scrape.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct L7Sample {
+pub struct FrontEndSample {
     pub sites: BTreeMap<String, stats::SiteCounts>,
     /// Status of virtual hosts.
     pub in_place: Arc<BTreeMap<String, SiteStatus>>,
@@ -182,7 +182,7 @@ struct SitePort {
 
 impl Default for Limits {
     fn default() -> Self {
-        let front_end = FrontEnd::default();
+        let front_end = FrontEndSettings::default();
         Self {
             proxy_header_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(10),
@@ -207,10 +207,10 @@ impl Limits {
     }
 }
 
-impl L7 {
+impl FrontEnd {
     /// Everything for a scrape.
-    pub fn sample(&self) -> L7Sample {
-        L7Sample {
+    pub fn sample(&self) -> FrontEndSample {
+        FrontEndSample {
             sites: self.stats.sample(),
             in_place: Arc::clone(&self.in_place.borrow()),
             refused: Arc::clone(&self.refused.borrow()),
@@ -230,7 +230,7 @@ impl PortSnapshot {
 
 /// Creates the front end and its task, which ends after closing and the last connection, or when the sender of virtual hosts is dropped.
 /// Fails if TLS cannot be initialized.
-pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'static), TlsError> {
+pub fn create(inputs: Inputs) -> Result<(FrontEnd, impl Future<Output = ()> + Send + 'static), TlsError> {
     let limits = inputs.limits;
     let room = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let shared = Arc::new(ListenerContext {
@@ -249,8 +249,8 @@ pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'stat
     });
     let (placed, in_place) = watch::channel(Arc::default());
     let (refusing, refused) = watch::channel(Arc::default());
-    let l7 = L7 { in_place, refused, stats: shared.stats.clone(), shared: Arc::clone(&shared) };
-    Ok((l7, run(inputs.sites, inputs.certificates, shared, placed, refusing)))
+    let front_end = FrontEnd { in_place, refused, stats: shared.stats.clone(), shared: Arc::clone(&shared) };
+    Ok((front_end, run(inputs.sites, inputs.certificates, shared, placed, refusing)))
 }
 
 async fn run(

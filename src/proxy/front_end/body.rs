@@ -13,8 +13,8 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::model::ingress::vhosts::headers;
-use crate::model::ingress::vhosts::min_rate::unpaid;
+use crate::model::front_end::vhosts::headers;
+use crate::model::front_end::vhosts::min_rate::unpaid;
 
 use super::activity::{InFlight, InFlightGuard, Progress};
 

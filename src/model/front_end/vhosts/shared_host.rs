@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
     use crate::api::routes::Listener;
-    use crate::model::ingress::vhosts::{RouteDecision, read};
+    use crate::model::front_end::vhosts::{RouteDecision, read};
 
     #[test]
     fn sites_of_a_node_are_selected_by_host_name() {

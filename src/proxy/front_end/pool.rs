@@ -12,8 +12,8 @@ use tokio::time::{Instant, timeout};
 
 use crate::api::routes::Backend;
 use crate::edge::tls::Connector;
-use crate::model::ingress::endpoints::ServicePort;
-use crate::model::ingress::load_balancer::{EndpointCandidate, order};
+use crate::model::front_end::endpoints::ServicePort;
+use crate::model::front_end::load_balancer::{EndpointCandidate, order};
 
 use super::dial::{ConnectionPermits, DialError, Dialer};
 use super::endpoints::UpstreamEndpoints;

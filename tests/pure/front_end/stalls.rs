@@ -9,15 +9,15 @@ use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
-use tailyard::model::ingress::vhosts::min_rate::MIN_RATE;
-use tailyard::proxy::ingress::l7::Limits;
+use tailyard::model::front_end::vhosts::min_rate::MIN_RATE;
+use tailyard::proxy::front_end::Limits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use kit::l7::backend::Backend;
-use kit::l7::front::{DEADLINE, Front, Options, get1, get2, got, plain, service, site};
+use kit::front_end::backend::Backend;
+use kit::front_end::front::{DEADLINE, Front, Options, get1, get2, got, plain, service, site};
 use kit::wait::until_async;
 
 use super::messages::{DATA, HEADERS, PREFACE, RST_STREAM, SETTINGS, WHOLE, WINDOW_UPDATE, fields, frame};
@@ -64,8 +64,8 @@ async fn rest(stream: &mut TcpStream) -> String {
 
 /// Checks that no failure is attributed to the endpoint.
 fn unblamed(front: &Front) {
-    assert_eq!(front.l7.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)]);
-    assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into());
+    assert_eq!(front.front_end.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)]);
+    assert_eq!(front.front_end.stats.sample()["svc:web"].failures, [].into());
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn stalled_request_body_gets_408_and_closes_the_backend_connection() {
         sender.send(Bytes::from_static(b"x")).await.expect("sent");
         let answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
         assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT, "{protocol}");
-        assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Client", 21)].into());
+        assert_eq!(front.front_end.stats.sample()["svc:web"].aborted, [("Client", 21)].into());
         unblamed(&front);
         if protocol == "http" {
             until_async("connections to the backend are closed", DEADLINE, async || backend.state.open() == 0).await;
@@ -116,7 +116,7 @@ async fn slow_client_that_makes_progress_is_served() {
     drop(sender);
     let answer = timeout(DEADLINE, answer).await.expect("in time").expect("no panic").expect("an answer");
     assert_eq!(answer.status(), StatusCode::OK);
-    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [].into());
+    assert_eq!(front.front_end.stats.sample()["svc:web"].aborted, [].into());
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn client_that_sends_a_trickle_is_answered_like_a_stalled_one() {
         let answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
         assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT, "{protocol}");
         drip.abort();
-        assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Client", 2)].into(), "{protocol}");
+        assert_eq!(front.front_end.stats.sample()["svc:web"].aborted, [("Client", 2)].into(), "{protocol}");
         unblamed(&front);
     }
 }
@@ -165,7 +165,7 @@ async fn quiet_bidirectional_stream_stays_open() {
         assert!(timeout(DEADLINE, answer.body_mut().frame()).await.expect("in time").expect("a frame").is_ok());
         tokio::time::sleep(MOMENT / 4).await;
     }
-    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [].into());
+    assert_eq!(front.front_end.stats.sample()["svc:web"].aborted, [].into());
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn client_that_reads_a_trickle_is_disconnected() {
     timeout(DEADLINE, reset).await.expect("reset in time");
     drip.abort();
     assert!(bytes > 0, "nothing was taken");
-    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Client", 1)].into());
+    assert_eq!(front.front_end.stats.sample()["svc:web"].aborted, [("Client", 1)].into());
     unblamed(&front);
 }
 
@@ -211,8 +211,8 @@ async fn client_that_does_not_read_is_disconnected() {
     let _silent = begun(&front, &format!("GET /endless HTTP/1.1\r\nHost: {NAME}\r\n\r\n")).await;
     until_async("the backend is asked", DEADLINE, async || backend.state.open() == 1).await;
     until_async("its connection is closed", DEADLINE, async || backend.state.open() == 0).await;
-    until_async("the client's is, too", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
-    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Client", 1)].into());
+    until_async("the client's is, too", DEADLINE, async || *front.front_end.stats.open().borrow() == 0).await;
+    assert_eq!(front.front_end.stats.sample()["svc:web"].aborted, [("Client", 1)].into());
     unblamed(&front);
 }
 
@@ -227,7 +227,7 @@ async fn unread_http2_stream_is_reset_alone() {
     let mut other = http2(&front).await;
     let request = Request::post(format!("https://{NAME}/stream")).body(body).expect("a request");
     let mut stream = timeout(DEADLINE, other.send_request(request)).await.expect("in time").expect("an answer");
-    until_async("it is reset", DEADLINE, async || front.l7.stats.sample()["svc:web"].aborted.contains_key("Client")).await;
+    until_async("it is reset", DEADLINE, async || front.front_end.stats.sample()["svc:web"].aborted.contains_key("Client")).await;
     let mut unread = unread.into_body();
     let broken = async { while let Some(Ok(_)) = unread.frame().await {} };
     timeout(DEADLINE, broken).await.expect("reset in time");
@@ -273,7 +273,7 @@ async fn silent_backend_times_out() {
         sender.send(Bytes::from_static(b"x")).await.expect("sent");
         assert!(timeout(DEADLINE, answer.body_mut().frame()).await.expect("in time").expect("a frame").is_ok(), "{protocol}");
         assert!(timeout(DEADLINE, answer.body_mut().frame()).await.expect("in time").is_none_or(|frame| frame.is_err()), "{protocol}");
-        assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Backend", 2)].into(), "{protocol}");
+        assert_eq!(front.front_end.stats.sample()["svc:web"].aborted, [("Backend", 2)].into(), "{protocol}");
     }
 }
 
@@ -294,8 +294,8 @@ async fn idle_tunnel_is_closed() {
         assert_eq!(timeout(DEADLINE, tunnel.read_u8()).await.expect("in time").expect("an echo"), b'x');
         tokio::time::sleep(MOMENT / 3).await;
     }
-    assert_eq!(*front.l7.stats.open().borrow(), 1);
+    assert_eq!(*front.front_end.stats.open().borrow(), 1);
     assert_eq!(rest(&mut tunnel).await, "");
-    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Tunnel", 1)].into());
-    until_async("its place is free", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
+    assert_eq!(front.front_end.stats.sample()["svc:web"].aborted, [("Tunnel", 1)].into());
+    until_async("its place is free", DEADLINE, async || *front.front_end.stats.open().borrow() == 0).await;
 }

@@ -5,9 +5,9 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use kit::l7::backend::Backend;
-use kit::l7::front::{DEADLINE, Front, get1, get2, got, service, site};
-use kit::l7::scripted::Scripted;
+use kit::front_end::backend::Backend;
+use kit::front_end::front::{DEADLINE, Front, get1, get2, got, service, site};
+use kit::front_end::scripted::Scripted;
 
 const NAME: &str = "web.tail.ts.net";
 

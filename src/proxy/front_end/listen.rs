@@ -12,8 +12,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::api::routes::Listener;
-use crate::model::ingress::vhosts::listener_addr;
-use crate::model::ingress::vhosts::{Vhost, Vhosts};
+use crate::model::front_end::vhosts::listener_addr;
+use crate::model::front_end::vhosts::{Vhost, Vhosts};
 use crate::model::tailnet::advertise::SiteStatus;
 use crate::runtime::accept::next;
 use crate::runtime::snapshot::SnapshotCell;

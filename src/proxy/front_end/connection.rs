@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::edge::tls::is_http2;
-use crate::model::ingress::proxy_protocol::{FIXED, Fixed, PreambleError};
+use crate::model::front_end::proxy_protocol::{FIXED, Fixed, PreambleError};
 
 use super::activity::{Activity, IdleTimeouts, Turn};
 use super::client::{ClientConnection, ClientNetwork, ConnectionBudget};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::model::ingress::vhosts::shares::source;
+use crate::model::front_end::vhosts::shares::source;
 
 /// Minimum interval of log lines about a client with too many connections.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);

@@ -9,14 +9,14 @@ use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
-use tailyard::model::ingress::vhosts::identity::{ClientIdentity, User};
-use tailyard::model::ingress::vhosts::read;
+use tailyard::model::front_end::vhosts::identity::{ClientIdentity, User};
+use tailyard::model::front_end::vhosts::read;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use kit::l7::backend::{Backend, header};
-use kit::l7::front::{CLIENT, DEADLINE, Front, Options, get1, get2, got, service, site};
+use kit::front_end::backend::{Backend, header};
+use kit::front_end::front::{CLIENT, DEADLINE, Front, Options, get1, get2, got, service, site};
 use kit::wait::eventually_async;
 
 const NAME: &str = "web.tail.ts.net";
@@ -130,7 +130,7 @@ async fn websocket_is_tunnelled_in_both_directions() {
             }
         };
         timeout(DEADLINE, talk).await.unwrap_or_else(|_| panic!("{protocol}: not in time"));
-        assert_eq!(front.l7.stats.sample()["svc:web"].upgrades, 1, "{protocol}");
+        assert_eq!(front.front_end.stats.sample()["svc:web"].upgrades, 1, "{protocol}");
     }
 }
 
@@ -149,7 +149,7 @@ async fn identity_headers_reach_the_backend() {
     let backend = Backend::new("a").await;
     let alice = User { login: "alice@example.com".into(), name: "Älice".into(), picture: "https://example.com/a.png".into() };
     let identity = ClientIdentity { user: Some(alice), ..ClientIdentity::default() };
-    let ask: tailyard::proxy::ingress::l7::identify::WhoIsLookup = Arc::new(move |client| {
+    let ask: tailyard::proxy::front_end::identify::WhoIsLookup = Arc::new(move |client| {
         assert_eq!(client.to_string(), CLIENT);
         let identity = identity.clone();
         Box::pin(async move { Ok(Some(identity)) })
@@ -168,7 +168,7 @@ async fn requests_of_one_http2_connection_get_the_capabilities_of_their_mounts()
     let backend = Backend::new("a").await;
     let caps = ["example.com/cap/a", "example.com/cap/b"].map(|name| (name.to_owned(), vec![json!(1)]));
     let identity = ClientIdentity { caps: caps.into(), ..ClientIdentity::default() };
-    let ask: tailyard::proxy::ingress::l7::identify::WhoIsLookup = Arc::new(move |_| {
+    let ask: tailyard::proxy::front_end::identify::WhoIsLookup = Arc::new(move |_| {
         let identity = identity.clone();
         Box::pin(async move { Ok(Some(identity)) })
     });

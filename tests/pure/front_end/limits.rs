@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::json;
-use tailyard::model::ingress::vhosts::shares::Shares;
-use tailyard::proxy::ingress::l7::{Closing, Limits};
+use tailyard::model::front_end::vhosts::shares::Shares;
+use tailyard::proxy::front_end::{Closing, Limits};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use kit::l7::backend::Backend;
-use kit::l7::front::{DEADLINE, Front, Options, forwarded, forwarded_from, get1, get2, got, plain, service, site};
+use kit::front_end::backend::Backend;
+use kit::front_end::front::{DEADLINE, Front, Options, forwarded, forwarded_from, get1, get2, got, plain, service, site};
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";
@@ -46,10 +46,10 @@ async fn silent_client_is_disconnected_at_every_step() {
     let moment = Duration::from_millis(300);
     let front = with(&backend, Limits { proxy_header_timeout: moment, ..Limits::default() }).await;
     closed(TcpStream::connect(front.at("svc:web", 443)).await.expect("connected")).await;
-    assert_eq!(front.l7.stats.sample()["svc:web"].refused["Late"], 1);
+    assert_eq!(front.front_end.stats.sample()["svc:web"].refused["Late"], 1);
     let front = with(&backend, Limits { handshake_timeout: moment, ..Limits::default() }).await;
     closed(front.forwarded("svc:web", 443).await.expect("connected")).await;
-    assert_eq!(front.l7.stats.sample()["svc:web"].handshakes["Deadline"], 1);
+    assert_eq!(front.front_end.stats.sample()["svc:web"].handshakes["Deadline"], 1);
     let front = with(&backend, Limits { first_request_timeout: moment, ..Limits::default() }).await;
     closed(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS")).await;
     closed(front.tls("svc:web", NAME, "h2").await.expect("TLS")).await;
@@ -122,7 +122,7 @@ async fn connection_without_proxy_protocol_is_refused() {
     let mut stream = TcpStream::connect(front.at("svc:web", 80)).await.expect("connected");
     stream.write_all(b"GET / HTTP/1.1\r\nhost: web.tail.ts.net\r\n\r\n").await.expect("written");
     assert_eq!(closed(stream).await, b"", "not a word");
-    assert_eq!(front.l7.stats.sample()["svc:web"].refused["Signature"], 1);
+    assert_eq!(front.front_end.stats.sample()["svc:web"].refused["Signature"], 1);
     assert_eq!(backend.state.requests(), 0);
 }
 
@@ -140,7 +140,7 @@ async fn client_may_close_first_after_tls_within_a_limit() {
     for alpn in ["http/1.1", "h2"] {
         let front = with(&backend, Limits { linger_timeout: DEADLINE, ..Limits::default() }).await;
         let mut stream = said_goodbye(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await;
-        let open = || front.l7.stats.sample()["svc:web"].open;
+        let open = || front.front_end.stats.sample()["svc:web"].open;
         until_async("it is no open connection any more", DEADLINE, async || open() == 0).await;
         assert!(timeout(Duration::from_millis(300), stream.read(&mut [0])).await.is_err(), "{alpn}: closed first");
         stream.shutdown().await.expect("closed");
@@ -196,7 +196,7 @@ async fn connections_per_client_are_limited() {
         assert_eq!(answered(stream).await, "HTTP/1.1 200 OK");
     }
     closed(forwarded(at).await.expect("connected")).await;
-    assert_eq!(front.l7.stats.sample()["svc:web"].refused, [("Source", 1)].into());
+    assert_eq!(front.front_end.stats.sample()["svc:web"].refused, [("Source", 1)].into());
     let mut neighbour = forwarded_from("100.64.0.10:1", at).await.expect("connected");
     ask(&mut neighbour, NAME, "/").await;
     assert_eq!(answered(&mut neighbour).await, "HTTP/1.1 200 OK");
@@ -248,7 +248,7 @@ async fn full_process_delays_new_connections() {
     let backend = Backend::new("a").await;
     let front = plain_sites(&backend, Shares { connections: 1, ..Shares::default() }).await;
     let first = front.forwarded("svc:web", 80).await.expect("connected");
-    let open = || front.l7.stats.sample()["svc:web"].open;
+    let open = || front.front_end.stats.sample()["svc:web"].open;
     until_async("it is open", DEADLINE, async || open() == 1).await;
     let mut other = front.forwarded("svc:b", 80).await.expect("connected");
     ask(&mut other, "b.tail.ts.net", "/").await;
@@ -272,9 +272,9 @@ async fn request_over_the_limit_is_refused_without_ejection() {
         until_async("the backend is asked", DEADLINE, async || backend.state.requests() > served).await;
         ask(&mut late, "b.tail.ts.net", "/").await;
         assert_eq!(answered(&mut late).await, "HTTP/1.1 503 Service Unavailable");
-        let sample = &front.l7.stats.sample()["svc:b"];
+        let sample = &front.front_end.stats.sample()["svc:b"];
         assert_eq!((sample.aborted["Full"], sample.failures.get("Full").copied().unwrap_or_default()), (1, failures));
-        assert!(front.l7.sample().endpoints.values().all(|(_, ejected)| *ejected == 0));
+        assert!(front.front_end.sample().endpoints.values().all(|(_, ejected)| *ejected == 0));
         backend.state.go.notify_one();
         assert_eq!(answered(&mut holds).await, "HTTP/1.1 200 OK");
         let mut again = front.forwarded("svc:b", 80).await.expect("connected");

@@ -7,12 +7,12 @@ use std::time::Duration;
 use http::StatusCode;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
-use tailyard::proxy::ingress::l7::{Closing, Limits};
+use tailyard::proxy::front_end::{Closing, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use kit::l7::backend::Backend;
-use kit::l7::front::{DEADLINE, Front, Options, get1, get2, got, is_complete, service, site};
+use kit::front_end::backend::Backend;
+use kit::front_end::front::{DEADLINE, Front, Options, get1, get2, got, is_complete, service, site};
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";
@@ -37,7 +37,7 @@ async fn certificate_swap_under_load_fails_no_handshake() {
         })
         .collect();
     for round in 1..=10 {
-        let done = || front.l7.stats.sample()["svc:web"].handshakes.get("ok").copied().unwrap_or_default();
+        let done = || front.front_end.stats.sample()["svc:web"].handshakes.get("ok").copied().unwrap_or_default();
         let before = done();
         until_async(&format!("round {round} of handshakes"), DEADLINE, async || done() >= before + 8).await;
         front.renew(NAME);
@@ -47,7 +47,7 @@ async fn certificate_swap_under_load_fails_no_handshake() {
         let shown = timeout(DEADLINE, load).await.expect("in time").expect("no handshake failed");
         assert!(shown.len() > 2, "only {} certificates were shown", shown.len());
     }
-    assert_eq!(front.l7.stats.sample()["svc:web"].handshakes.keys().collect::<Vec<_>>(), [&"ok"]);
+    assert_eq!(front.front_end.stats.sample()["svc:web"].handshakes.keys().collect::<Vec<_>>(), [&"ok"]);
 }
 
 #[tokio::test]
@@ -76,7 +76,10 @@ async fn sni_and_host_of_another_service_are_refused() {
     let sites = json!({"svc:a": site("a.ts.net", &service(a.address, "http")), "svc:b": site("b.ts.net", &service(b.address, "http"))});
     let front = Front::new(sites).await;
     assert!(front.tls("svc:a", "b.ts.net", "h2").await.is_err());
-    until_async("the refusal is counted", DEADLINE, async || front.l7.stats.sample()["svc:a"].handshakes.contains_key("UnknownName")).await;
+    until_async("the refusal is counted", DEADLINE, async || {
+        front.front_end.stats.sample()["svc:a"].handshakes.contains_key("UnknownName")
+    })
+    .await;
     let mut client = front.http1("svc:a", "a.ts.net").await;
     assert_eq!(got(client.send_request(get1("https://b.ts.net/"))).await.status, StatusCode::MISDIRECTED_REQUEST);
     client.ready().await.expect("ready");
@@ -108,11 +111,11 @@ async fn removed_site_finishes_requests_and_accepts_no_more() {
     let pending = tokio::spawn(got(client.send_request(get1(&format!("https://{NAME}/hold")))));
     until_async("the backend is asked", DEADLINE, async || backend.state.requests() == 1).await;
     front.route(&json!({}));
-    timeout(DEADLINE, front.l7.in_place.wait_for(|sites| sites.is_empty())).await.expect("in time").expect("a terminator");
+    timeout(DEADLINE, front.front_end.in_place.wait_for(|sites| sites.is_empty())).await.expect("in time").expect("a terminator");
     until_async("the listener is closed", DEADLINE, async || tokio::net::TcpStream::connect(at).await.is_err()).await;
     backend.state.go.notify_one();
     assert_eq!(timeout(DEADLINE, pending).await.expect("in time").expect("answered").text(), "held");
-    until_async("the last connection has ended", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
+    until_async("the last connection has ended", DEADLINE, async || *front.front_end.stats.open().borrow() == 0).await;
 }
 
 #[tokio::test]
@@ -140,7 +143,7 @@ async fn drain_finishes_requests_and_closes_connections() {
     assert_eq!(two_held.await.expect("in time").expect("answered").text(), "held");
     until_async("the HTTP/2 client is closed", DEADLINE, async || two.is_closed()).await;
     timeout(DEADLINE, front.work).await.expect("in time").expect("ended in order");
-    assert_eq!(*front.l7.stats.open().borrow(), 0);
+    assert_eq!(*front.front_end.stats.open().borrow(), 0);
 }
 
 #[tokio::test]
@@ -160,7 +163,7 @@ async fn draining_connection_gets_one_more_response_with_close() {
     }
     assert_eq!(timeout(DEADLINE, got(two.send_request(get2(URL)))).await.expect("in time").status, StatusCode::OK);
     until_async("the HTTP/2 client is closed", DEADLINE, async || two.is_closed()).await;
-    until_async("the last connection has ended", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
+    until_async("the last connection has ended", DEADLINE, async || *front.front_end.stats.open().borrow() == 0).await;
     assert!(!front.work.is_finished(), "it listens until it is closed");
 }
 
@@ -190,5 +193,5 @@ async fn connections_outliving_the_grace_period_are_closed() {
     front.closing.send_replace(Closing::Closed);
     timeout(DEADLINE, front.work).await.expect("in time").expect("ended in order");
     assert!(timeout(DEADLINE, talk(b"after")).await.expect("in time").is_err());
-    until_async("the last connection has ended", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
+    until_async("the last connection has ended", DEADLINE, async || *front.front_end.stats.open().borrow() == 0).await;
 }

@@ -8,8 +8,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
-use kit::l7::backend::{Backend, header};
-use kit::l7::front::{DEADLINE, Front, Options, forwarded_from, get1, got, service, site};
+use kit::front_end::backend::{Backend, header};
+use kit::front_end::front::{DEADLINE, Front, Options, forwarded_from, get1, got, service, site};
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";

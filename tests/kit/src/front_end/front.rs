@@ -15,15 +15,15 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
+use tailyard::model::front_end::endpoints::{Endpoint, EndpointTopology, ServicePort};
+use tailyard::model::front_end::proxy_protocol;
+use tailyard::model::front_end::vhosts::headers::Upgrades;
+use tailyard::model::front_end::vhosts::{Vhosts, read};
 use tailyard::model::ingress::certificate::Pair;
-use tailyard::model::ingress::endpoints::{Endpoint, EndpointTopology, ServicePort};
-use tailyard::model::ingress::proxy_protocol;
-use tailyard::model::ingress::vhosts::headers::Upgrades;
-use tailyard::model::ingress::vhosts::{Vhosts, read};
 use tailyard::model::tailnet::advertise::SiteStatus;
-use tailyard::proxy::ingress::l7::endpoints::UpstreamEndpoints;
-use tailyard::proxy::ingress::l7::identify::WhoIsLookup;
-use tailyard::proxy::ingress::l7::{Closing, Inputs, L7, Limits, Loopback, l7};
+use tailyard::proxy::front_end::endpoints::UpstreamEndpoints;
+use tailyard::proxy::front_end::identify::WhoIsLookup;
+use tailyard::proxy::front_end::{self, Closing, FrontEnd, Inputs, Limits, Loopback};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -95,7 +95,7 @@ fn client(authority: &str, alpn: &str) -> TlsConnector {
 
 /// A running terminator.
 pub struct Front {
-    pub l7: L7,
+    pub front_end: FrontEnd,
     pub sites: watch::Sender<Arc<Vhosts>>,
     pub certificates: watch::Sender<Arc<BTreeMap<String, Pair>>>,
     pub endpoints: watch::Sender<Arc<UpstreamEndpoints>>,
@@ -137,8 +137,8 @@ impl Front {
             limits: options.limits,
             upgrades: options.upgrades,
         };
-        let (l7, work) = l7(inputs).expect("set up");
-        let mut front = Self { l7, sites, certificates, endpoints, closing, authority: Authority::new(), work: tokio::spawn(work) };
+        let (front_end, work) = front_end::create(inputs).expect("set up");
+        let mut front = Self { front_end, sites, certificates, endpoints, closing, authority: Authority::new(), work: tokio::spawn(work) };
         front.route(&routes);
         let names: Vec<String> = front.sites.borrow().values().flat_map(|site| site.hosts.keys().cloned()).collect();
         let pairs = names.into_iter().map(|name| (name.clone(), front.authority.pair(&name))).collect();
@@ -176,13 +176,13 @@ impl Front {
 
     /// Waits for a status of a site.
     pub async fn placed(&mut self, service: &str, so: impl Fn(&SiteStatus) -> bool) -> SiteStatus {
-        let wait = self.l7.in_place.wait_for(|sites| sites.get(service).is_some_and(&so));
+        let wait = self.front_end.in_place.wait_for(|sites| sites.get(service).is_some_and(&so));
         timeout(DEADLINE, wait).await.expect("in time").expect("a terminator")[service].clone()
     }
 
     /// Where a port of a site is listened on.
     pub fn at(&self, service: &str, port: u16) -> SocketAddr {
-        self.l7.in_place.borrow()[service].ports[&port]
+        self.front_end.in_place.borrow()[service].ports[&port]
     }
 
     /// A connection as tailscaled forwards it.

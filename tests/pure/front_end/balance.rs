@@ -10,8 +10,8 @@ use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
-use kit::l7::backend::Backend;
-use kit::l7::front::{DEADLINE, Front, Options, get2, got, service, site};
+use kit::front_end::backend::Backend;
+use kit::front_end::front::{DEADLINE, Front, Options, get2, got, service, site};
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";
@@ -61,9 +61,9 @@ async fn own_zone_endpoints_share_requests_and_others_take_over() {
     assert_eq!(who(&front, 20).await, names(&["far"]));
     far.stop().await;
     assert_eq!(who(&front, 20).await, names(&["ip"]));
-    let sample = &front.l7.stats.sample()["svc:web"];
+    let sample = &front.front_end.stats.sample()["svc:web"];
     assert!(sample.fallbacks >= 20 && sample.failures.contains_key("Connect"), "{sample:?}");
-    assert_eq!(front.l7.sample().endpoints.values().collect::<Vec<_>>(), [&(3, 3)], "all three are left alone");
+    assert_eq!(front.front_end.sample().endpoints.values().collect::<Vec<_>>(), [&(3, 3)], "all three are left alone");
     let _back = Backend::at(at_near, "back", None).await;
     until_async("who was left alone is tried again", DEADLINE, async || who(&front, 5).await == names(&["back"])).await;
 }
@@ -95,7 +95,7 @@ async fn safe_requests_are_retried_and_others_are_not() {
     assert_eq!(who(&front, 5).await, names(&["good"]));
     let post = Request::post(URL).body(Full::new(Bytes::from_static(b"once"))).expect("a request");
     assert_eq!(got(front.http2("svc:web", NAME).await.send_request(post)).await.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(front.l7.stats.sample()["svc:web"].failures["Broken"], 6);
+    assert_eq!(front.front_end.stats.sample()["svc:web"].failures["Broken"], 6);
 }
 
 #[tokio::test]

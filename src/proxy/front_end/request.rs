@@ -13,8 +13,8 @@ use hyper::body::{Body as _, Incoming};
 use tokio::time::{Instant, sleep_until};
 
 use crate::api::routes::BackendProtocol;
-use crate::model::ingress::vhosts::headers::{self, RequestInfo};
-use crate::model::ingress::vhosts::{Proxied, RouteDecision, Vhost};
+use crate::model::front_end::vhosts::headers::{self, RequestInfo};
+use crate::model::front_end::vhosts::{Proxied, RouteDecision, Vhost};
 
 use super::SitePort;
 use super::activity::{InFlight, InFlightGuard, Progress};

@@ -2,13 +2,13 @@
 
 use http::StatusCode;
 use serde_json::json;
-use tailyard::model::ingress::vhosts::headers::Upgrades;
+use tailyard::model::front_end::vhosts::headers::Upgrades;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use kit::l7::front::{DEADLINE, Front, Options, get1, got, plain, service, site};
-use kit::l7::scripted::Scripted;
+use kit::front_end::front::{DEADLINE, Front, Options, get1, got, plain, service, site};
+use kit::front_end::scripted::Scripted;
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";
@@ -52,7 +52,7 @@ async fn upgrade_to_a_request_carrying_protocol_is_refused() {
             !heard.contains("upgrade") && !heard.contains("http2-settings") && !heard.contains("nobody has looked"),
             "{protocol}: {heard}"
         );
-        assert_eq!(front.l7.stats.sample()["svc:web"].upgrades, 0, "{protocol}");
+        assert_eq!(front.front_end.stats.sample()["svc:web"].upgrades, 0, "{protocol}");
     }
 }
 
@@ -66,7 +66,7 @@ async fn mismatched_upgrade_response_is_a_bad_gateway() {
         assert!(answer.starts_with("http/1.1 502"), "{answered:?}: {answer}");
         let heard = backend.heard();
         assert!(heard.contains("upgrade: websocket\r\n") && !heard.contains("h2c") && !heard.contains("nobody has looked"), "{heard}");
-        assert_eq!(front.l7.stats.sample()["svc:web"].failures["Upgrade"], 1);
+        assert_eq!(front.front_end.stats.sample()["svc:web"].failures["Upgrade"], 1);
     }
 }
 

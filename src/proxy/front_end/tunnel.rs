@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
 use tokio::time::{Instant, sleep_until};
 
-use crate::model::ingress::vhosts::headers;
+use crate::model::front_end::vhosts::headers;
 
 use super::body::ProxiedResponse;
 use super::body::{Download, ResponseGuard};
