@@ -73,6 +73,7 @@ fn question(benchmark: Benchmark) -> (Place, fn(&Args) -> Result<Sheet>) {
         Benchmark::First => (Machine, first::bench),
         Benchmark::Operators => (Machine, operators::bench),
         Benchmark::Rolling => (Machine, rolling::bench),
+        Benchmark::RollingMany => (Machine, rolling::many),
         Benchmark::Standalone => (Machine, standalone::bench),
         Benchmark::StandaloneMany => (Machine, standalone::many::bench),
         Benchmark::PeersLive => (Machine, peers::live::bench),

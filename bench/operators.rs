@@ -136,12 +136,16 @@ pub(crate) fn measured_with(
     demand: Demand<'_>,
     taken: &mut Samples,
 ) -> Result<()> {
+    with_services(game, async |services| measure(game, users(services), made, demand, taken).await)
+}
+
+/// Runs work on the users' Services, in the network of a node.
+pub(crate) fn with_services<T: Send>(game: &OperatorPair, work: impl AsyncFnOnce(Api<Service>) -> Result<T> + Send) -> Result<T> {
     let node = game.stage.cluster.nodes.first().context("a node")?.machine.node.ns.clone();
     node.block_on(|| async move {
         let kubeconfig = Kubeconfig::read_from(&game.stage.cluster.control.kubeconfig)?;
         let client = Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?;
-        let users = users(Api::namespaced(client, "default"));
-        measure(game, users, made, demand, taken).await
+        work(Api::namespaced(client, "default")).await
     })?
 }
 

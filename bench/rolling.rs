@@ -28,7 +28,7 @@ use group::Group;
 use offer::LoadRoute;
 
 /// All of them in order: the slowest recoveries are last.
-const ALL: [Event; 6] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost, Event::CutInward, Event::Hung];
+const ALL: [Event; 7] = [Event::Restart, Event::Killed, Event::Deleted, Event::PodsCut, Event::Lost, Event::CutInward, Event::Hung];
 /// Events of every round, for ratios. The others happen in every second one.
 pub(crate) const ALWAYS: [Event; 2] = [Event::Restart, Event::Killed];
 
@@ -41,30 +41,64 @@ pub(crate) struct Samples {
 }
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
+    play(
+        args,
+        &Question {
+            benchmark: Benchmark::Rolling,
+            text: "A group under new connections on a real cluster, whatever happens to it",
+            services: 1,
+        },
+    )
+}
+
+/// The same with many Services, and the events of every round.
+pub(crate) fn many(args: &Args) -> Result<Sheet> {
+    let services = args.services.unwrap_or(100);
+    play(
+        args,
+        &Question { benchmark: Benchmark::RollingMany, text: "A group of many Services under new connections to one of them", services },
+    )
+}
+
+/// What is measured of a group.
+struct Question {
+    benchmark: Benchmark,
+    text: &'static str,
+    /// Services of the group.
+    services: usize,
+}
+
+impl Question {
+    fn events(&self) -> &'static [Event] {
+        if self.services > 1 { &ALWAYS } else { &ALL }
+    }
+}
+
+fn play(args: &Args, question: &Question) -> Result<Sheet> {
     let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     let mut game = OperatorPair::begin();
     for round in 0..args.rounds.unwrap_or_else(|| args.repetitions(5)) {
         let both = [(&OURS, &mut ours), (&THEIRS, &mut theirs)];
         let playing = if args.quick { 1 } else { both.len() };
-        let events: &[Event] = if args.quick || round % 2 == 1 { &ALWAYS } else { &ALL };
+        let events: &[Event] = if args.quick || round % 2 == 1 { &ALWAYS } else { question.events() };
         // The second operator of a round is first in the next: a change takes longer than the measurement.
         for (party, taken) in in_turn(both, round).into_iter().take(playing) {
             game.hand_to(party);
             let group = Group(&game);
             group.settle();
+            group.fill(question.services)?;
             taken.turn(party.name, &group, &way(&game)?, (events, round))?;
         }
-        store(Benchmark::Rolling, args, &sheet(&ours, &theirs))?;
+        store(question.benchmark, args, &sheet(question, &ours, &theirs))?;
     }
-    Ok(sheet(&ours, &theirs))
+    Ok(sheet(question, &ours, &theirs))
 }
 
 /// The figures of the rounds so far.
-fn sheet(ours: &Samples, theirs: &Samples) -> Sheet {
-    let mut sheet =
-        Sheet::new("A group under new connections on a real cluster, whatever happens to it: the Tailscale operator's and Tailyard's");
+fn sheet(question: &Question, ours: &Samples, theirs: &Samples) -> Sheet {
+    let mut sheet = Sheet::new(&format!("{}: the Tailscale operator's and Tailyard's", question.text));
     sheet.version("Tailscale operator", tailscale_release());
-    for event in ALL {
+    for event in question.events().iter().copied() {
         for (party, taken) in [(&OURS, ours), (&THEIRS, theirs)] {
             let goal = (event == Event::Restart && *party == OURS).then_some("most ≤ 0");
             taken.add_to(&mut sheet, event, party.name, [goal, None]);

@@ -23,7 +23,7 @@ use crate::traffic::outcome::LoadOutcome;
 use proxy::{Proxy, prepare};
 
 /// Events of the first and every second round; those of [`ALWAYS`] happen in all rounds.
-const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
+const ALL: [Event; 5] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost, Event::PodsCut];
 /// Class of the proxies.
 const CLASS: &str = "lab";
 

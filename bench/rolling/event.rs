@@ -49,6 +49,8 @@ pub(crate) enum Event {
     CutInward,
     /// All processes of that node stop; its kernel runs.
     Hung,
+    /// The node forwards no packets of its Pods; its kubelet runs.
+    PodsCut,
 }
 
 impl Event {
@@ -61,12 +63,13 @@ impl Event {
             Self::Lost => "node lost",
             Self::CutInward => "node receives nothing",
             Self::Hung => "node hung",
+            Self::PodsCut => "Pod network of a node dead",
         }
     }
 
     /// Whether it is a fault of a node.
     pub(crate) fn is_of_a_node(self) -> bool {
-        matches!(self, Self::Lost | Self::CutInward | Self::Hung)
+        matches!(self, Self::Lost | Self::CutInward | Self::Hung | Self::PodsCut)
     }
 
     /// How many connections are begun each second while it happens.
@@ -82,6 +85,8 @@ impl Event {
             Self::Deleted => Duration::from_secs(30),
             // Kubernetes considers a node lost after 50 s.
             Self::Lost | Self::CutInward | Self::Hung => Duration::from_secs(75),
+            // Kubernetes does not notice.
+            Self::PodsCut => Duration::from_secs(45),
         }
     }
 
@@ -105,6 +110,7 @@ impl Event {
             Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &proxies.pod(), "--grace-period=0", "--force"])),
             Self::Lost => cluster.tailnet.cut(&lost(proxies.stage()).machine),
             Self::CutInward => cluster.tailnet.cut_inward(&lost(proxies.stage()).machine),
+            Self::PodsCut => lost(proxies.stage()).cut_pods(),
             Self::Hung => {}
         }
         let _frozen = (self == Self::Hung).then(|| lost(proxies.stage()).freeze());
@@ -119,6 +125,7 @@ impl Event {
             match self {
                 Self::Lost => cluster.tailnet.repair(&node.machine),
                 Self::CutInward => cluster.tailnet.mend_inward(),
+                Self::PodsCut => node.join_pods(),
                 _ => {}
             }
             cluster.wait(&["--for=condition=Ready", &format!("node/{}", node.name)]);

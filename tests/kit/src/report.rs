@@ -39,6 +39,7 @@ pub enum Benchmark {
     First,
     Operators,
     Rolling,
+    RollingMany,
     Standalone,
     StandaloneMany,
     PeersLive,
@@ -64,7 +65,7 @@ impl Benchmark {
 
     /// Whether it starts a whole Kubernetes cluster.
     pub fn needs_cluster(self) -> bool {
-        matches!(self, Self::First | Self::Operators | Self::Rolling | Self::Standalone | Self::StandaloneMany)
+        matches!(self, Self::First | Self::Operators | Self::Rolling | Self::RollingMany | Self::Standalone | Self::StandaloneMany)
     }
 }
 
