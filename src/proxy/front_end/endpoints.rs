@@ -57,8 +57,7 @@ struct NamespaceWatch {
     number: u64,
     /// The watch before this one: its changes count until this one has listed something, or all of nothing.
     former: Option<(u64, AbortHandle)>,
-    /// Whether the list has begun, and nothing is listed yet.
-    is_list_pending: bool,
+    progress: ListProgress,
     since: Instant,
     /// When the namespace is listed again.
     due: Option<Instant>,
@@ -133,6 +132,8 @@ impl Following {
         });
         for namespace in self.slices.want(ports) {
             match self.watches.get_mut(&namespace) {
+                // A list that has delivered nothing has them too.
+                Some(watch) if watch.progress == ListProgress::Pending => {}
                 Some(watch) => watch.list_at(watch.since + LIST_INTERVAL),
                 None => self.list(namespace),
             }
@@ -149,12 +150,12 @@ impl Following {
     }
 
     fn next_list(&self) -> Option<Instant> {
-        self.watches.values().filter_map(|watch| watch.due).min()
+        self.watches.values().filter_map(NamespaceWatch::next_list).min()
     }
 
     fn list_due(&mut self) {
         let now = Instant::now();
-        let due = self.watches.iter().filter(|(_, watch)| watch.due.is_some_and(|due| due <= now));
+        let due = self.watches.iter().filter(|(_, watch)| watch.next_list().is_some_and(|due| due <= now));
         for namespace in due.map(|(namespace, _)| namespace.clone()).collect::<Vec<_>>() {
             self.list(namespace);
         }
@@ -169,7 +170,9 @@ impl Following {
             Admission::FirstOfList => self.slices.begin(namespace),
         }
         match change {
-            WatchChange::Begin | WatchChange::Live => false,
+            WatchChange::Begin => false,
+            // A watch that resumes lists nothing.
+            WatchChange::Live => self.faults.remove(namespace).is_some(),
             WatchChange::Listed((name, slice)) => {
                 self.slices.put(namespace, &name, slice);
                 false
@@ -206,6 +209,15 @@ impl Following {
     }
 }
 
+/// Progress of a watch's newest list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ListProgress {
+    /// Nothing is listed yet.
+    Pending,
+    Listing,
+    Complete,
+}
+
 /// What a change of a watch does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Admission {
@@ -218,12 +230,17 @@ enum Admission {
 
 impl NamespaceWatch {
     fn new(number: u64, task: AbortHandle, former: Option<(u64, AbortHandle)>) -> Self {
-        Self { task, number, former, is_list_pending: false, since: Instant::now(), due: None }
+        Self { task, number, former, progress: ListProgress::Pending, since: Instant::now(), due: None }
     }
 
     fn abort(&self) {
         self.task.abort();
         self.former.iter().for_each(|(_, former)| former.abort());
+    }
+
+    /// When the namespace is listed again: never before a list is complete.
+    fn next_list(&self) -> Option<Instant> {
+        self.due.filter(|_| self.progress == ListProgress::Complete)
     }
 
     /// The watch whose changes count while the next one has not listed: this one if it has, else its former one.
@@ -246,11 +263,15 @@ impl NamespaceWatch {
         }
         match change {
             WatchChange::Begin => {
-                self.is_list_pending = true;
+                self.progress = ListProgress::Pending;
                 Admission::Applied
             }
-            WatchChange::Listed(_) | WatchChange::Complete if self.is_list_pending => {
-                self.is_list_pending = false;
+            WatchChange::Listed(_) | WatchChange::Complete => {
+                let is_first = self.progress == ListProgress::Pending;
+                self.progress = if matches!(change, WatchChange::Complete) { ListProgress::Complete } else { ListProgress::Listing };
+                if !is_first {
+                    return Admission::Applied;
+                }
                 self.former.take().inspect(|(_, former)| former.abort());
                 Admission::FirstOfList
             }
@@ -305,7 +326,12 @@ mod tests {
             for relisted in [WatchChange::Begin, WatchChange::Listed(()), WatchChange::Complete] {
                 assert_eq!(three.admit(1, &relisted), Admission::Ignored, "the next one lists");
             }
+            three.list_at(Instant::now());
+            assert_eq!(three.next_list(), None, "nothing is listed");
             assert_eq!(three.admit(3, &first()), Admission::FirstOfList);
+            assert_eq!(three.next_list().is_some(), matches!(first(), WatchChange::Complete));
+            assert_eq!(three.admit(3, &WatchChange::<()>::Complete), Admission::Applied);
+            assert!(three.next_list().is_some(), "the list is complete");
             assert_eq!((three.admit(1, &put()), three.admit(3, &put())), (Admission::Ignored, Admission::Applied));
             tokio::task::yield_now().await;
             assert!(working.is_finished() && !three.task.is_finished());
