@@ -141,7 +141,7 @@ impl Applier {
         }
         let (denied, requeue) = self.control(observed, pass.control).await?;
         self.services(&pass.services, &objects, When::After, setbacks).await?;
-        if let Some(finalizers) = dropped.filter(|_| denied.is_none()) {
+        if let Some(finalizers) = dropped.filter(|_| denied.is_none() && objects.are_complete()) {
             self.group_finalizers(observed, finalizers).await?;
         }
         self.group_status(observed, &update).await?;
@@ -149,7 +149,7 @@ impl Applier {
         denied
             .map_or(Ok(()), |denied| Err(denied.into()))
             .and(setbacks.end())
-            .map(|()| if requeue || more_slices { ApplyResult::Incomplete } else { ApplyResult::Done })
+            .map(|()| if requeue || more_slices || objects.remain() { ApplyResult::Incomplete } else { ApplyResult::Done })
     }
 
     /// Reports an API rejection in the condition of the group or standalone Service, unless reported already. Returns that of a standalone

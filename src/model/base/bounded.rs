@@ -238,7 +238,8 @@ fn cut_finalizers<T>(finalizers: &mut Vec<T>, is_own: impl Fn(&T) -> bool) {
     }
 }
 
-fn is_read(key: &str) -> bool {
+/// Whether passes read labels and annotations of this key.
+pub fn is_read(key: &str) -> bool {
     READ.iter().any(|prefix| key.starts_with(prefix))
 }
 

@@ -1,15 +1,18 @@
 //! Updates of users' Services and Ingresses: finalizers, `externalName` and conditions, each at its safe point of a pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::setbacks::PartialErrors;
 use super::{Applier, at_once, change_log};
 use crate::api::names;
-use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
+use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource, WatchedItem, WatchedObject};
 use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
 use crate::model::controller::workload::observed::Observed;
@@ -30,37 +33,73 @@ pub(super) enum When {
     After,
 }
 
-/// Users' objects of a pass, updated by each of our writes.
+/// Users' objects during a pass.
 pub(super) struct UsersObjects<'a> {
     observed: &'a Observed,
-    written: Mutex<BTreeMap<WorkloadKey, Value>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Objects as our last write returned them.
+    written: BTreeMap<WorkloadKey, Value>,
+    /// Objects that this pass changes no more: a write failed, or others have changed the object since it was observed.
+    ended: BTreeSet<WorkloadKey>,
+    /// Whether writes remain for the next pass, which sees what others have changed.
+    remains: bool,
 }
 
 impl<'a> UsersObjects<'a> {
     /// Those that a plan was made from.
     pub(super) fn new(observed: &'a Observed) -> Self {
-        Self { observed, written: Mutex::default() }
+        Self { observed, state: Mutex::default() }
     }
 
-    fn written(&self) -> MutexGuard<'_, BTreeMap<WorkloadKey, Value>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether every object has all of its writes.
+    pub(super) fn are_complete(&self) -> bool {
+        self.state().ended.is_empty()
+    }
+
+    /// Whether writes remain for the next pass.
+    pub(super) fn remain(&self) -> bool {
+        self.state().remains
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Version of an update's object: of our last write, or else as observed.
     fn version(&self, update: &ObjectUpdate) -> Option<String> {
-        let own = self.written().get(&subject(update)).and_then(|value| value["metadata"]["resourceVersion"].as_str().map(str::to_owned));
+        let state = self.state();
+        let own = state.written.get(&subject(update)).and_then(|value| value["metadata"]["resourceVersion"].as_str().map(str::to_owned));
         own.or_else(|| update.resource_version.clone())
     }
 
-    /// Whether a patch of an update's object is still right for the object as it is now.
-    fn is_current(&self, update: &ObjectUpdate, patch: &Value, now: &Value) -> bool {
+    /// Whether a patch that was planned from an object is right for the object as it is now.
+    fn is_current(&self, update: &ObjectUpdate, patch: &Value, now: Value) -> bool {
         let id = (update.namespace.clone(), update.name.clone());
-        let own = self.written().get(&subject(update)).cloned();
-        let planned = own.or_else(|| match update.source {
-            PublishSource::Service => self.observed.services.get(&id).and_then(|service| serde_json::to_value(&**service).ok()),
-            PublishSource::Ingress => self.observed.publish.ingresses.get(&id).and_then(|ingress| serde_json::to_value(&**ingress).ok()),
-        });
-        planned.is_some_and(|planned| patch::is_current(patch, &planned, now))
+        let own = self.state().written.get(&subject(update)).cloned();
+        let planned = match (own, update.source) {
+            (Some(own), source) => typed(source, own),
+            (None, PublishSource::Service) => self.observed.services.get(&id).and_then(|service| serde_json::to_value(&**service).ok()),
+            (None, PublishSource::Ingress) => {
+                self.observed.publish.ingresses.get(&id).and_then(|object| serde_json::to_value(&**object).ok())
+            }
+        };
+        planned.zip(typed(update.source, now)).is_some_and(|(planned, now)| patch::is_current(patch, &planned, &now))
+    }
+}
+
+/// An object with the fields of its type, cut as observed ones are.
+fn typed(source: PublishSource, object: Value) -> Option<Value> {
+    fn cut<K: WatchedObject + Serialize>(object: Value) -> Option<Value> {
+        let object = WatchedItem::of(serde_json::from_value::<K>(object).ok()?).decoded().ok()?;
+        serde_json::to_value(object).ok()
+    }
+    match source {
+        PublishSource::Service => cut::<Service>(object),
+        PublishSource::Ingress => cut::<Ingress>(object),
     }
 }
 
@@ -77,7 +116,16 @@ impl Applier {
         when: When,
         setbacks: &PartialErrors,
     ) -> Result<(), KubeError> {
-        let one = async |update: &ObjectUpdate| setbacks.record(subject(update), self.service(update, objects, when).await);
+        let one = async |update: &ObjectUpdate| {
+            if objects.state().ended.contains(&subject(update)) {
+                return Ok(());
+            }
+            let done = self.service(update, objects, when).await;
+            if done.is_err() {
+                objects.state().ended.insert(subject(update));
+            }
+            setbacks.record(subject(update), done)
+        };
         at_once(all.iter().map(|update| one(update).boxed()).collect()).await
     }
 
@@ -103,7 +151,7 @@ impl Applier {
         if patch != json!({}) {
             self.change_service(update, objects, ObjectPart::Object, patch).await?;
         }
-        if when != When::Between {
+        if when != When::Between || objects.state().ended.contains(&subject(update)) {
             return Ok(());
         }
         let mut status = Map::new();
@@ -129,14 +177,15 @@ impl Applier {
         patch["metadata"]["resourceVersion"] = json!(objects.version(update));
         patch["metadata"]["uid"] = json!(update.uid);
         if let Some(written) = self.patch_current(update, objects, part, &mut patch).await? {
-            objects.written().insert(subject(update), written);
+            objects.state().written.insert(subject(update), written);
             change_log::log(&subject(update), change_log::of_patch(&patch, &before, update.adds_finalizer));
         }
         Ok(())
     }
 
-    /// Patches an object. One that others write often is newer than the cache each time: while they change only fields that the patch does
-    /// not, it is repeated with the version of now.
+    /// Patches an object. One that others write often is newer than the cache each time: while they change only what the patch was not
+    /// planned from, it is repeated with the version of now. The object's further writes are those of the next pass, which are planned from
+    /// all changes.
     async fn patch_current(
         &self,
         update: &ObjectUpdate,
@@ -149,17 +198,24 @@ impl Applier {
             PublishSource::Service => (Resource::SERVICE, WatchRole::Service),
         };
         let (namespace, name) = (update.namespace.as_str(), update.name.as_str());
+        let is_conflict = |done: &Result<_, KubeError>| done.as_ref().err().and_then(KubeError::refusal) == Some(ApiRefusal::Conflict);
+        let mut done = self.patch(kind, (namespace, name), part, patch).await;
         for _ in 1..ATTEMPTS {
-            let done = self.patch(kind, (namespace, name), part, patch).await;
-            if done.as_ref().err().and_then(KubeError::refusal) != Some(ApiRefusal::Conflict) {
-                return done;
+            if !is_conflict(&done) {
+                break;
             }
             let Some(now) = self.writes.look(kind.0, namespace, name).await? else { return Ok(None) };
-            if !objects.is_current(update, patch, &now) {
-                return done;
+            let version = now["metadata"]["resourceVersion"].clone();
+            if !objects.is_current(update, patch, now) {
+                break;
             }
-            patch["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
+            patch["metadata"]["resourceVersion"] = version;
+            done = self.patch(kind, (namespace, name), part, patch).await;
+            if done.is_ok() {
+                let mut state = objects.state();
+                (_, state.remains) = (state.ended.insert(subject(update)), true);
+            }
         }
-        self.patch(kind, (namespace, name), part, patch).await
+        done
     }
 }

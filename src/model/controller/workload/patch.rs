@@ -2,18 +2,27 @@
 
 use serde_json::Value;
 
+use crate::model::base::bounded::is_read;
+
 /// Whether a merge patch that was planned from one version of an object is right for another: both have the same values wherever the patch
-/// changes one (its precondition aside), the same `spec` if it changes that, and both are deleted or neither is.
+/// changes one (its precondition aside), the same `spec`, the same labels and annotations that passes read, and both are deleted or neither is.
 pub fn is_current(patch: &Value, planned: &Value, now: &Value) -> bool {
-    planned["metadata"]["deletionTimestamp"] == now["metadata"]["deletionTimestamp"] && equal_in(patch, planned, now)
+    let is_equal = |path: &str| planned.pointer(path) == now.pointer(path);
+    let texts = |object: &Value, field: &str| match &object["metadata"][field] {
+        Value::Object(texts) => texts.iter().filter(|(key, _)| is_read(key)).map(|(key, text)| (key.clone(), text.clone())).collect(),
+        _ => Vec::new(),
+    };
+    let reads_equal = |field: &str| texts(planned, field) == texts(now, field);
+    is_equal("/metadata/deletionTimestamp")
+        && is_equal("/spec")
+        && reads_equal("labels")
+        && reads_equal("annotations")
+        && equal_in(patch, planned, now)
 }
 
 fn equal_in(patch: &Value, planned: &Value, now: &Value) -> bool {
     let Value::Object(fields) = patch else { return planned == now };
-    fields.iter().filter(|(name, _)| *name != "resourceVersion").all(|(name, field)| {
-        let (planned, now) = (&planned[name], &now[name]);
-        if name == "spec" { planned == now } else { equal_in(field, planned, now) }
-    })
+    fields.iter().filter(|(name, _)| *name != "resourceVersion").all(|(name, field)| equal_in(field, &planned[name], &now[name]))
 }
 
 #[cfg(test)]
@@ -39,15 +48,19 @@ mod tests {
             ("name", patch(former, json!({"spec": {"externalName": "p.ts.svc"}}))),
             ("status", patch(json!({}), json!({"status": {"conditions": [], "loadBalancer": {"ingress": []}}}))),
         ];
-        let changes: [(&str, &str, Value, &[&str]); 10] = [
+        let all: &[&str] = &["finalizers", "name", "status"];
+        let changes: [(&str, &str, Value, &[&str]); 13] = [
             ("/metadata", "resourceVersion", json!("9"), &[]),
             ("/metadata/annotations", "theirs", json!("new"), &[]),
-            ("/metadata/annotations", "tailyard.io/former", json!("x"), &["name"]),
+            ("/metadata/annotations", "tailyard.io/former", json!("x"), all),
+            ("/metadata/annotations", "tailscale.com/proxy-group", json!("other"), all),
+            ("/metadata/annotations", "kubernetes.io/ingress.class", json!("other"), all),
             ("/metadata", "labels", json!({"a": "b"}), &[]),
-            ("/metadata", "uid", json!("two"), &["finalizers", "name", "status"]),
-            ("/metadata", "deletionTimestamp", json!("2026-01-01T00:00:00Z"), &["finalizers", "name", "status"]),
+            ("/metadata", "labels", json!({"tailscale.com/proxy-class": "b"}), all),
+            ("/metadata", "uid", json!("two"), all),
+            ("/metadata", "deletionTimestamp", json!("2026-01-01T00:00:00Z"), all),
             ("/metadata", "finalizers", json!([]), &["finalizers"]),
-            ("/spec", "type", json!("ClusterIP"), &["name"]),
+            ("/spec", "type", json!("ClusterIP"), all),
             ("/status", "conditions", json!([]), &["status"]),
             ("/status/loadBalancer", "ingress", json!([{"ip": "192.0.2.1"}]), &["status"]),
         ];
