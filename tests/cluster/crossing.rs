@@ -26,6 +26,9 @@ fn service_is_used_across_clusters_during_proxy_restarts() {
     sides.connect();
     sides.wait_for_answer();
     println!("first answer: {:?} after the Services and the user's group were there", begin.elapsed());
+    for side in [&sides.publisher, &sides.user] {
+        assert_eq!(side.doctor().faults(&[]), [""; 0]);
+    }
 
     let to = format!("{NAME}:{PORT}");
     // Longer than WireGuard's retry of a handshake, which is after 5 s.
