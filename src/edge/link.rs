@@ -26,7 +26,7 @@ use crate::model::base::net::{Family, InterfaceName};
 use crate::runtime::watch_ext::put;
 
 /// Pause before a failed notification socket is reopened.
-const REOPEN: Duration = Duration::from_secs(1);
+const REOPEN_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkState {
@@ -90,7 +90,7 @@ impl Links {
                     tracing::warn!(interface = %self.interface, reason = error.reason(), %error, "lost link notifications; reading links again");
                 }
             }
-            tokio::time::sleep(REOPEN).await;
+            tokio::time::sleep(REOPEN_DELAY).await;
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::docs::tests_in;
-use crate::source::{Source, files, identifiers, tree};
+use crate::source::{Source, files, identifiers, tree, without_tests};
 
 /// Words that no document and no text of the program may have, with replacements.
 const BANNED: [(&str, &str); 65] = [
@@ -273,14 +273,15 @@ fn unnamed_quantity(line: &str) -> Option<&str> {
 fn names_of_durations_say_the_quantity() {
     let production = tree().into_iter().filter(|(name, text)| !Source::new(name, text).is_test);
     let unnamed = |(name, text): (String, String)| {
-        let code = text.split("#[cfg(test)]").next().unwrap_or_default().to_owned();
-        code.lines().filter_map(unnamed_quantity).map(|constant| format!("{name}: {constant}")).collect::<Vec<_>>()
+        without_tests(&text).lines().filter_map(unnamed_quantity).map(|constant| format!("{name}: {constant}")).collect::<Vec<_>>()
     };
     let unnamed: Vec<_> = production.flat_map(unnamed).collect();
     assert!(unnamed.is_empty(), "end with one of {QUANTITIES:?}:\n{}", unnamed.join("\n"));
     assert_eq!(unnamed_quantity("    pub(crate) const SILENCE: Duration = Duration::from_secs(1);"), Some("SILENCE"));
     assert_eq!(unnamed_quantity("const CALL_TIMEOUT: Duration = Duration::from_secs(1);"), None);
     assert_eq!(unnamed_quantity("const SILENCE: usize = 1;"), None);
+    let text = "#[cfg(test)]\nmod tests;\nconst SILENCE: Duration = ZERO;\n#[cfg(test)]\nmod inner {\n    const PAUSE: Duration = ZERO;\n}\n";
+    assert_eq!(without_tests(text).lines().filter_map(unnamed_quantity).collect::<Vec<_>>(), ["SILENCE"], "only test modules are cut");
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn words(code: &str) -> Vec<String> {
 }
 
 /// The text without inline test modules.
-fn without_tests(text: &str) -> String {
+pub(crate) fn without_tests(text: &str) -> String {
     let mut code_lines = String::new();
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
