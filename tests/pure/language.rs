@@ -280,7 +280,8 @@ fn names_of_durations_say_the_quantity() {
     assert_eq!(unnamed_quantity("    pub(crate) const SILENCE: Duration = Duration::from_secs(1);"), Some("SILENCE"));
     assert_eq!(unnamed_quantity("const CALL_TIMEOUT: Duration = Duration::from_secs(1);"), None);
     assert_eq!(unnamed_quantity("const SILENCE: usize = 1;"), None);
-    let text = "#[cfg(test)]\nmod tests;\nconst SILENCE: Duration = ZERO;\n#[cfg(test)]\nmod inner {\n    const PAUSE: Duration = ZERO;\n}\n";
+    let text =
+        "#[cfg(test)]\nmod tests;\nconst SILENCE: Duration = ZERO;\n#[cfg(test)]\nmod inner {\n    const PAUSE: Duration = ZERO;\n}\n";
     assert_eq!(without_tests(text).lines().filter_map(unnamed_quantity).collect::<Vec<_>>(), ["SILENCE"], "only test modules are cut");
 }
 

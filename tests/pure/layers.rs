@@ -225,8 +225,11 @@ fn folders_of_the_model_have_no_cycle() {
     assert_eq!(cyclic_folders(&bad), BTreeMap::new());
 }
 
-/// Files of the tree, and the files that each names. A name that a module re-exports is of the file that defines it; a module and its
-/// submodules may name each other.
+/// Folder in which a module and its submodules may not name each other either: what both need is in a file of its own.
+const STRICT: &str = "model/controller/";
+
+/// Files of the tree, and the files that each names. A name that a module re-exports is of the file that defines it. Outside of [`STRICT`],
+/// a module and its submodules may name each other.
 fn file_arrows(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
     let sources: Vec<_> = files.iter().map(|(path, text)| Source::new(path, text)).filter(|source| !source.is_test).collect();
     let named = |source: &Source| source.module.join("/");
@@ -245,11 +248,16 @@ fn file_arrows(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>>
         }
         None
     };
-    let inside = |one: &str, other: &str| one == other || one.starts_with(&format!("{other}/"));
+    let inside = |one: &str, other: &str| one.starts_with(&format!("{other}/"));
+    let counts = |own: &str, other: &str| {
+        let is_family = inside(own, other) || inside(other, own);
+        own != other && (!is_family || (own.starts_with(STRICT) && other.starts_with(STRICT)))
+    };
     let arrows = |source: &Source| {
         let own = named(source);
-        let others =
-            source.ours().iter().filter_map(|path| file(path)).filter(|other| !inside(&own, other) && !inside(other, &own)).collect();
+        let submodule = |path: &Vec<String>| exports.contains_key(&path[..=source.module.len()].join("/"));
+        let paths = source.ours().into_iter().chain(source.below().into_iter().filter(submodule));
+        let others = paths.filter_map(|path| file(&path)).filter(|other| counts(&own, other)).collect();
         (own, others)
     };
     sources.iter().map(arrows).collect()
@@ -288,6 +296,15 @@ fn files_have_no_cycle() {
     assert_eq!(cyclic_files(&bad).len(), 3);
     let good = [sample("model/a.rs", "mod b;\nuse crate::model::a::b::X;"), sample("model/a/b.rs", "use super::Y;")];
     assert_eq!(cyclic_files(&good), BTreeMap::new(), "a module and its part");
+    let strict = |parent: &str, part: &str| {
+        let path = |name: &str| format!("{STRICT}{name}.rs");
+        cyclic_files(&[sample(&path("a"), parent), sample(&path("a/b"), part), sample(&path("a/c"), "use super::b::g;")]).len()
+    };
+    let (parent, part) = ("mod b;\nmod c;\nstruct Y;\nfn f() { b::g(); }", "pub(super) fn g() {}");
+    assert_eq!(strict(parent, part), 0, "a visibility names nothing");
+    assert_eq!(strict(parent, "use super::Y;"), 2, "a part and a type of its parent");
+    assert_eq!(strict(parent, "pub(super) fn g(y: &super::Y) {}"), 2);
+    assert_eq!(strict("mod b;\nmod c;\nuse self::c::h;", "use super::Y;"), 3, "by a third file");
 }
 
 #[test]

@@ -70,6 +70,12 @@ impl Source {
         self.paths.iter().filter_map(|path| self.absolute(path)).collect()
     }
 
+    /// Paths that begin with no keyword, as if they began with a submodule.
+    pub(crate) fn below(&self) -> Vec<Vec<String>> {
+        let relative = self.paths.iter().filter(|path| path.len() > 1 && self.absolute(path).is_none());
+        relative.map(|path| self.module.iter().chain(path).cloned().collect()).collect()
+    }
+
     /// Names that it re-exports, each with its path from the crate's root.
     pub(crate) fn reexports(&self) -> impl Iterator<Item = (String, Vec<String>)> {
         // A path without a keyword begins with a submodule.
@@ -195,14 +201,16 @@ fn is_name(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// Every path in the code. A group in braces after `::` is expanded to one path for each member; `use name;` is `name::self`.
+/// Every path in the code, except in visibilities. A group in braces after `::` is expanded to one path for each member; `use name;` is
+/// `name::self`.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let tokens = tokens(code);
     let mut found = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
         let in_path = at > 0 && matches!(tokens[at - 1].as_str(), "::" | ".");
-        if !in_path && tokens[at].starts_with(is_name) {
+        let is_visibility = at > 1 && tokens[at - 2] == "pub" && tokens[at - 1] == "(";
+        if !in_path && !is_visibility && tokens[at].starts_with(is_name) {
             let used = at > 0 && tokens[at - 1] == "use";
             at = path(&tokens, at, &[], &mut found);
             if let Some(single) = found.last_mut().filter(|path| used && path.len() == 1) {

@@ -18,8 +18,6 @@ use crate::model::controller::workload::observed::ChildOwner;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use crate::api::condition::{EGRESS_SVC_READY, TRUE};
 use crate::api::names;
 use crate::model::base::conditions;
@@ -30,7 +28,7 @@ use crate::model::controller::egress::services::{ServiceOutcome, ServingChild, h
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::match_ports::MatchPorts;
 use crate::model::controller::workload::objects::child::ChildService;
-use crate::model::controller::workload::objects::services::{egress_config, egress_config_ref, next_port};
+use crate::model::controller::workload::objects::services::{egress_config_ref, next_port};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::part::{PlanPart, object_conflict};
@@ -51,7 +49,7 @@ pub(crate) fn egress<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, memory: &mu
     let observed = work.owned(&egress_config_ref(&shape.owner));
     let plain = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_some();
     // Parsed only if needed.
-    let before = if claims.iter().all(plain) { Arc::default() } else { before(memory, observed) };
+    let before = if claims.iter().all(plain) { Arc::default() } else { memory.before(observed) };
     let mut ports = MatchPorts::new(shape.ports(), shape.reserved(), observed.and_then(|existing| next_port(existing)));
     // Existing Services come before new ones, and unchangeable ones before the others.
     for first in [true, false] {
@@ -67,11 +65,11 @@ pub(crate) fn egress<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, memory: &mu
     let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
     let mut config = memory.config(&shape.owner, &entries, shape.spec.replicas, ports.next());
     let adds = || {
-        let before = self::before(memory, observed);
+        let before = memory.before(observed);
         entries.keys().any(|name| !before.contains_key(name))
     };
     if capacity::is_short(&config, shape.stock(), adds) {
-        entries = Arc::new(capacity::fitting(&claims, &self::before(memory, observed), &entries, shape));
+        entries = Arc::new(capacity::fitting(&claims, &memory.before(observed), &entries, shape));
         capacity::refuse(work, &claims, &entries, &mut outcomes, shape.stock());
         // Ports of rejected Services are not used: the next search starts at the same place.
         let next = observed.and_then(|found| next_port(found)).unwrap_or(ports.next());
@@ -107,12 +105,6 @@ fn outcomes<'a>(
         outcomes[at] = plan(work, &claims[at]);
     }
     outcomes
-}
-
-/// Services of the observed config.
-fn before(memory: &Memory, observed: Option<&Arc<Value>>) -> Arc<Entries> {
-    let read = |config: &Arc<Value>| egress_config(config).into_iter().map(|(name, entry)| (name.into(), Arc::new(entry))).collect();
-    observed.map(|existing| memory.entries(existing).unwrap_or_else(|| Arc::new(read(existing)))).unwrap_or_default()
 }
 
 /// Config entry of a Service, if any: the previous one if the new one is not served.

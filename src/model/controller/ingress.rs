@@ -11,7 +11,9 @@ pub mod certificates;
 pub mod claims;
 pub mod config;
 pub mod device_site;
+pub mod items;
 pub mod quota;
+pub mod rejection;
 pub mod report;
 pub mod routes;
 pub mod service_state;
@@ -25,91 +27,30 @@ pub mod teardown;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use crate::api::condition::reason;
+use crate::model::controller::ingress::advertise::advertised_names;
 use crate::model::controller::ingress::certificates::expiries;
-use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, name_conflict, origin, read};
+use crate::model::controller::ingress::claims::{IngressClaim, contest, name_conflict, read};
+use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::quota::Limits;
-use crate::model::controller::ingress::service_state::{listed, service_state};
+use crate::model::controller::ingress::rejection::{CONFIG_FULL, Rejection};
+use crate::model::controller::ingress::service_state::{HANDOVER_POLL_INTERVAL, listed, service_state};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
-use crate::model::controller::key::{Publisher, WorkloadKey};
+use crate::model::controller::ingress::teardown::recorded;
+use crate::model::controller::key::Publisher;
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
 use crate::model::controller::workload::objects::env::variable_of;
-use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
+use crate::model::controller::workload::objects::ingress::ingress_config_ref;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
-use crate::model::controller::workload::observed::ServiceList;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::provision::POLL_INTERVAL;
-use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group};
 
-/// Interval of checks whether the other side of a move serves.
-pub(crate) const HANDOVER_POLL_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Message to a standalone Ingress without certificate.
-pub(crate) const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
-     spec.tls[].secretName.";
-
-/// Reason of the rejection of an object that finds no room in the config.
-pub(crate) const CONFIG_FULL: &str = "ConfigFull";
 /// Maximum repetitions for objects that find no room in the config.
 const MAX_AWARDS: usize = 4;
-
-/// Everything that a group advertises or has advertised.
-#[derive(Debug)]
-pub(crate) struct IngressPlan<'a> {
-    before: IngressConfigMap,
-    /// Objects that request a name, or did.
-    claims: Vec<IngressClaim<'a>>,
-    /// Advertised names, by Tailscale Service.
-    items: BTreeMap<String, Item>,
-    /// Names that stay unchanged, because their objects are invalid now.
-    unchanged: BTreeSet<String>,
-    /// Recorded names that are no longer requested.
-    leaving: BTreeSet<String>,
-    refused: BTreeMap<Publisher, Rejection>,
-    /// Tailscale Services of the tailnet, if known.
-    listed: Option<&'a ServiceList>,
-    /// Names in the config of any replica.
-    advertised: BTreeSet<String>,
-    tenancy: Tenancy,
-}
-
-/// One advertised name.
-#[derive(Debug)]
-pub(crate) struct Item {
-    claimant: Publisher,
-    spec: PublishSpec,
-    dns: String,
-    state: ServiceState,
-}
-
-/// State of a name's Tailscale Service.
-#[derive(Debug)]
-pub(crate) enum ServiceState {
-    /// Not read yet: the current state stays.
-    Unknown,
-    Owned(Vec<String>),
-    Creating,
-    /// Owned by another party.
-    Conflict(OwnershipRefusal),
-    /// The control plane has no Tailscale Services: these addresses are advertised as routes.
-    ByRoute(Vec<String>),
-    /// The control plane has no Tailscale Services.
-    Unsupported,
-    /// The name is that of the device of a standalone proxy.
-    Device,
-}
-
-/// Why an object is rejected.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rejection {
-    reason: &'static str,
-    message: String,
-}
 
 /// Computes the names to advertise and their state. Plans no writes yet. An object that finds no room leaves its name to the next one.
 pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPlan<'a>, PlanPart<'a>) {
@@ -197,11 +138,6 @@ fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap
     (plan, part)
 }
 
-/// Whether the control plane has no Tailscale Services, as far as known.
-fn lacks_services(work: &Pass<'_>) -> bool {
-    work.observed.tailnet.has_services() == Some(false)
-}
-
 /// Whether the control plane has no Tailscale Services. While unknown, the replicas' configs decide.
 pub(crate) fn node_sites(work: &Pass<'_>) -> bool {
     let owner = work.owner;
@@ -224,40 +160,7 @@ fn suffix(work: &Pass<'_>) -> Option<String> {
     work.observed.replicas.values().find_map(|replica| replica.device()?.domain.clone())
 }
 
-/// Names in the config of any replica.
-fn advertised_names(work: &Pass<'_>) -> BTreeSet<String> {
-    let configs = work.observed.replicas.values().filter_map(|replica| replica.config.as_ref());
-    configs.flat_map(|config| config.advertises().map(str::to_owned)).collect()
-}
-
-/// Every name with a record.
-fn recorded(work: &Pass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
-    let advertised = advertised_names(work);
-    let secrets =
-        teardown::group_certificates(work, before).filter_map(|(dns, ..)| dns.split_once('.')).map(|(label, _)| service_name(label));
-    let (group, cluster) = (work.observed.key.group_name(), &work.observed.settings.cluster);
-    let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
-    before.names().into_iter().chain(advertised).chain(secrets).chain(listed.map(str::to_owned)).collect()
-}
-
 impl<'a> IngressPlan<'a> {
-    /// Requests and records, before any decision.
-    fn empty(work: &Pass<'a>, shape: &RenderContext<'_>) -> Self {
-        let before = work.owned(&ingress_config_ref(&shape.owner)).map(|object| IngressConfigMap::read(object)).unwrap_or_default();
-        let claims = claims(work.observed, &before);
-        Self {
-            before,
-            claims,
-            items: BTreeMap::new(),
-            unchanged: BTreeSet::new(),
-            leaving: BTreeSet::new(),
-            refused: BTreeMap::new(),
-            listed: work.observed.publish.listed.as_deref(),
-            advertised: BTreeSet::new(),
-            tenancy: Tenancy::of(shape.spec.tenants, shape.settings.tenancy, &work.observed.namespaces),
-        }
-    }
-
     /// The request of an object, and whether its name may be shared with other clusters. Rejects a name that another object has.
     fn admit(
         &self,
@@ -312,20 +215,6 @@ impl<'a> IngressPlan<'a> {
         }
     }
 
-    /// Whether the config has an entry for a name.
-    fn recorded(&self, name: &str) -> bool {
-        let before = &self.before;
-        before.origins.contains_key(name) || before.serve.contains_key(name) || before.mappings.contains_key(name)
-    }
-
-    /// Whether the name of an object has a tag at the control plane already, by a request of this object; unknown counts as true.
-    fn has_tag(&self, claim: &IngressClaim<'_>, tag: &String) -> bool {
-        let name = service_name(&claim.label);
-        let is_own = self.before.origins.get(&name).is_none_or(|found| *found == origin(&claim.claimant));
-        let tags = self.listed.map(|listed| listed.services.get(&name).map(|service| &service.tags));
-        self.recorded(&name) && is_own && tags.is_none_or(|tags| tags.is_some_and(|tags| tags.contains(tag)))
-    }
-
     /// Plans all objects and status updates.
     pub(crate) fn plan_writes<'b>(self, pass: &Pass<'b>, shape: &RenderContext<'_>) -> PlanPart<'b> {
         let mut part = pass.part();
@@ -341,20 +230,4 @@ impl<'a> IngressPlan<'a> {
         work.want(config.manifest(owner, !shape.stock()));
         part
     }
-}
-
-impl Rejection {
-    fn new(reason: &'static str, message: String) -> Self {
-        Self { reason, message }
-    }
-
-    /// Whether only a change of the object or of its group ends it.
-    fn is_final(&self) -> bool {
-        ![reason::NAME_CONFLICT, reason::PROXY_GROUP_NOT_READY].contains(&self.reason)
-    }
-}
-
-/// Subject of Events about an object.
-fn subject(claimant: &Publisher) -> WorkloadKey {
-    claimant.into()
 }

@@ -96,7 +96,7 @@ pub(crate) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
         claims.sort_by_key(|claim| claim.key);
     }
     let config = ObjectRef::new(Kind::ConfigMap, &observed.settings.namespace, names::egress_config(observed.key.group_name()));
-    part(&mut claims, observed.key.group_name(), || super::before(memory, observed.owned.get(&config)));
+    part(&mut claims, observed.key.group_name(), || memory.before(observed.owned.get(&config)));
     claims
 }
 

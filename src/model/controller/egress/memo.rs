@@ -17,7 +17,7 @@ use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::child::ChildService;
-use crate::model::controller::workload::objects::services::EgressConfigMap;
+use crate::model::controller::workload::objects::services::{EgressConfigMap, egress_config};
 use crate::model::controller::workload::objects::shape::RenderContext;
 
 /// Remembered results for a group.
@@ -127,9 +127,15 @@ impl Memory {
     }
 
     /// Services of a config object that has the cached content.
-    pub(crate) fn entries(&self, object: &Arc<Value>) -> Option<Arc<Entries>> {
+    fn entries(&self, object: &Arc<Value>) -> Option<Arc<Entries>> {
         let config = self.config.as_ref().filter(|config| config.object.as_ref().is_some_and(|cached| Arc::ptr_eq(cached, object)));
         config.map(|config| Arc::clone(&config.entries))
+    }
+
+    /// Services of the observed config; parsed if its content is not the cached one.
+    pub(crate) fn before(&self, observed: Option<&Arc<Value>>) -> Arc<Entries> {
+        let read = |config: &Arc<Value>| egress_config(config).into_iter().map(|(name, entry)| (name.into(), Arc::new(entry))).collect();
+        observed.map(|existing| self.entries(existing).unwrap_or_else(|| Arc::new(read(existing)))).unwrap_or_default()
     }
 
     /// Whether an object has the cached content.

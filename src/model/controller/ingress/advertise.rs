@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::routes::Listener;
 use crate::model::controller::egress::acks::speaks;
 use crate::model::controller::ingress::config::mapping;
+use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::spec::PublishTarget;
-use crate::model::controller::ingress::{IngressPlan, Item, ServiceState};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::pass::Pass;
@@ -75,6 +75,12 @@ impl IngressPlan<'_> {
             }
         }
     }
+}
+
+/// Names in the config of any replica.
+pub(crate) fn advertised_names(work: &Pass<'_>) -> BTreeSet<String> {
+    let configs = work.observed.replicas.values().filter_map(|replica| replica.config.as_ref());
+    configs.flat_map(|config| config.advertises().map(str::to_owned)).collect()
 }
 
 /// Whether a replica that gets traffic advertises a name and is approved for it.

@@ -7,9 +7,9 @@ use std::collections::btree_map::Entry;
 
 use crate::api::routes::{Listener, Site};
 use crate::model::controller::ingress::claims::IngressClaim;
+use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::share::share;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
-use crate::model::controller::ingress::{IngressPlan, Item, ServiceState};
 use crate::model::controller::key::Publisher;
 use crate::model::controller::policy::age::Age;
 use crate::model::controller::workload::observed::UserCertificate;

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::api::names;
+use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::spec::{PublishTarget, service_name};
 use crate::model::controller::ingress::standalone_certificate::{DELETED_REQUEUE, RecordedOwner, recorded_owner};
-use crate::model::controller::ingress::{IngressPlan, Item, ServiceState};
 use crate::model::controller::key::Publisher;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::certificate::{

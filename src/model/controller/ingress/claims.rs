@@ -6,8 +6,9 @@ use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
 use crate::api::names;
 use crate::api::routes::Origin;
 use crate::model::base::conditions;
+use crate::model::controller::ingress::rejection::Rejection;
+use crate::model::controller::ingress::spec;
 use crate::model::controller::ingress::spec::{PublishSpec, SpecContext, service_name};
-use crate::model::controller::ingress::{Rejection, spec};
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::age::{Age, age};
 use crate::model::controller::policy::assignment::GroupAssignment;
@@ -77,6 +78,11 @@ impl IngressClaim<'_> {
 /// Record of an object in the config.
 pub(crate) fn origin(claimant: &Publisher) -> Origin {
     Origin { kind: claimant.source.kind().to_owned(), namespace: claimant.namespace.clone(), name: claimant.name.clone() }
+}
+
+/// Subject of Events about an object.
+pub(crate) fn subject(claimant: &Publisher) -> WorkloadKey {
+    claimant.into()
 }
 
 /// All objects that are assigned to the group or have a record in it.

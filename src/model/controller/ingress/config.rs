@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use crate::api::ingress::{IngressService, Mapping};
 use crate::api::routes::Site;
 use crate::model::controller::ingress::claims::origin;
+use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::spec::serve::{serve, tun};
 use crate::model::controller::ingress::spec::{L4Service, PublishTarget};
-use crate::model::controller::ingress::{IngressPlan, Item, ServiceState};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 
 /// The config, without the names in `gone`.

@@ -8,8 +8,10 @@ use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::model::controller::ingress::claims::IngressClaim;
+use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
+use crate::model::controller::ingress::rejection::Rejection;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
-use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, teardown};
+use crate::model::controller::ingress::teardown;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope, restricted_tags};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, domain_of};

@@ -10,9 +10,10 @@ use ipnet::IpNet;
 
 use crate::api::ingress::IngressService;
 use crate::model::controller::ingress::advertise::live;
-use crate::model::controller::ingress::service_state::MAX_CONTROL_DATA_AGE;
+use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
+use crate::model::controller::ingress::rejection::Rejection;
+use crate::model::controller::ingress::service_state::{MAX_CONTROL_DATA_AGE, lacks_services};
 use crate::model::controller::ingress::spec::L4Service;
-use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::device_records::claimed_device;
 use crate::model::controller::workload::objects::shape::RenderContext;

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::api::names;
-use crate::model::controller::ingress::HANDOVER_POLL_INTERVAL;
-use crate::model::controller::ingress::ServiceState;
+use crate::model::controller::ingress::items::ServiceState;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::actions::ControlAction;
@@ -17,9 +16,17 @@ use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, verify_owner};
 
+/// Interval of checks whether the other side of a move serves.
+pub(crate) const HANDOVER_POLL_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Maximum age of control plane data: another cluster may have overwritten our part of a Tailscale Service, or an approval of a route may
 /// have been withdrawn.
 pub(crate) const MAX_CONTROL_DATA_AGE: Duration = Duration::from_mins(5);
+
+/// Whether the control plane has no Tailscale Services, as far as known.
+pub(crate) fn lacks_services(work: &Pass<'_>) -> bool {
+    work.observed.tailnet.has_services() == Some(false)
+}
 
 /// State of a name's Tailscale Service; plans the requests that it depends on.
 pub(crate) fn service_state(

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::routes::Site;
 use crate::model::controller::ingress::config::put;
+use crate::model::controller::ingress::items::IngressPlan;
+use crate::model::controller::ingress::rejection::{CONFIG_FULL, Rejection};
 use crate::model::controller::ingress::spec::PublishTarget;
-use crate::model::controller::ingress::{CONFIG_FULL, IngressPlan, Rejection};
 use crate::model::controller::policy::budget::{NamespaceBudget, share_of};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::services::ROOM as CONFIG_ROOM;

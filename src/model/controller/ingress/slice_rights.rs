@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::api::names;
 use crate::api::routes::Site;
-use crate::model::controller::ingress::IngressPlan;
+use crate::model::controller::ingress::items::IngressPlan;
 use crate::model::controller::ingress::spec::PublishTarget;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::rbac::endpoints;

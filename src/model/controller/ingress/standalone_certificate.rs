@@ -9,8 +9,8 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use crate::model::controller::ingress::Rejection;
 use crate::model::controller::ingress::certificate_orders::{CertificateOrder, OrderRecord, orders_ref};
+use crate::model::controller::ingress::rejection::Rejection;
 use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 use crate::model::controller::workload::objects::certificate::{certificate_ref, is_certificate_of};

@@ -2,8 +2,9 @@
 
 use crate::api::condition::reason;
 use crate::api::names;
+use crate::model::controller::ingress::rejection::Rejection;
+use crate::model::controller::ingress::service_state::lacks_services;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
-use crate::model::controller::ingress::{Rejection, lacks_services};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::pass::Pass;
 

@@ -13,9 +13,12 @@ use serde_json::Value;
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
-use crate::model::controller::ingress::claims::{IngressClaim, claims};
+use crate::model::controller::ingress::advertise::advertised_names;
+use crate::model::controller::ingress::claims::{IngressClaim, claims, subject};
+use crate::model::controller::ingress::items::IngressPlan;
+use crate::model::controller::ingress::rejection::Rejection;
+use crate::model::controller::ingress::service_state::{lacks_services, listed};
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::ingress::{IngressPlan, Rejection, advertised_names, lacks_services, recorded, subject};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::objects::certificate::domain_of;
@@ -28,7 +31,7 @@ use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::readiness::{TIMEOUT, elapsed};
-use crate::model::controller::workload::vip_service::{Release, is_of_another_group, release};
+use crate::model::controller::workload::vip_service::{Release, is_of_another_group, of_group, release};
 
 /// Time for replicas to withdraw a name after their configs stopped naming it. Mounted configs arrive within two minutes.
 const CLAIM_DEADLINE: Duration = Duration::from_mins(2);
@@ -142,6 +145,15 @@ fn claimed(work: &mut PlanPart<'_>, name: &str, since: Duration) {
         since.as_secs()
     );
     work.warn_workload("TailscaleServiceStillAdvertised", message);
+}
+
+/// Every name with a record.
+pub(super) fn recorded(work: &Pass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
+    let advertised = advertised_names(work);
+    let secrets = group_certificates(work, before).filter_map(|(dns, ..)| dns.split_once('.')).map(|(label, _)| service_name(label));
+    let (group, cluster) = (work.observed.key.group_name(), &work.observed.settings.cluster);
+    let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
+    before.names().into_iter().chain(advertised).chain(secrets).chain(listed.map(str::to_owned)).collect()
 }
 
 /// Names and routes in the configs of replicas with a Pod.
@@ -260,7 +272,7 @@ pub(crate) fn end<'a>(pass: &Pass<'a>) -> (PlanPart<'a>, bool) {
     let pods = work.observed.replicas.values().any(|replica| replica.pod.is_some());
     let mut remaining = pods;
     if !pods && !names.is_empty() {
-        let listed = super::listed(work);
+        let listed = listed(work);
         let gone = names.iter().filter(|name| released(work, listed, name)).cloned().collect();
         remaining = gone != names;
         certificates(work, pass.owner, &before, &gone);

@@ -17,12 +17,11 @@ use serde_json::Value;
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::egress::services;
-use crate::model::controller::ingress::HANDOVER_POLL_INTERVAL;
 use crate::model::controller::ingress::claims::INVALID_CLASS;
 use crate::model::controller::ingress::device_site;
+use crate::model::controller::ingress::service_state::HANDOVER_POLL_INTERVAL;
 use crate::model::controller::ingress::standalone_certificate::retained;
 use crate::model::controller::key::WorkloadKey;
-use crate::model::controller::kinds::spec;
 use crate::model::controller::kinds::standalone::admission::{Admission, admit};
 use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::Parent;
@@ -111,9 +110,10 @@ fn report_unrecorded<'a>(pass: &Pass<'a>, parent: Parent<'_>) -> PlanPart<'a> {
 
 /// Reports an object that the API server has rejected.
 pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
-    let (spec, owner) = (spec(observed), owner(observed));
+    let (parent, owner) = (observed.parent(), owner(observed));
+    let spec = parent.map(|parent| request::spec(observed, parent));
     let mut plan = Pass { observed, spec: spec.as_ref(), owner: &owner }.part();
-    match observed.parent() {
+    match parent {
         Some(Parent::Service(service)) => report::failed(&mut plan, service, why),
         Some(Parent::Ingress(ingress)) => report::report_fault(&mut plan, ingress, (reason::PROXY_FAILED, why.to_owned())),
         None => {}
