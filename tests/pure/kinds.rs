@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::source::files;
 
-/// The most existing files of src that a new kind may edit.
-const MAX_EDITED: usize = 4;
+/// The most existing Rust files that a new kind may edit, those of tests included.
+const MAX_EDITED: usize = 5;
 /// Kinds that only the table and their own files name: no other code distinguishes them.
 const BY_TABLE_ALONE: [&str; 8] = ["Group", "Class", "Tailnet", "Node", "Namespace", "IngressClass", "BackendSlice", "Credentials"];
 
@@ -26,8 +26,9 @@ fn read(path: &str) -> String {
 fn documented_files_are_those_that_name_a_watched_custom_resource() {
     let document = read("docs/architecture.md");
     let rows = rows(&document, "\n### Add a kind\n");
-    let sources = rows.iter().filter(|(file, _)| file.starts_with("src/")).count();
+    let sources = rows.iter().filter(|(file, _)| file.ends_with(".rs")).count();
     assert!((1..=MAX_EDITED).contains(&sources), "{rows:?}");
+    assert!(document.contains("at most five existing Rust files"), "the page has the limit, too");
     for (file, edit) in rows {
         let text = read(file).to_lowercase();
         assert!(text.contains("tailnet"), "{file} does not name the example ({edit})");
