@@ -1,6 +1,7 @@
 //! Failures of a replica, its tailscaled and its node.
 
 use std::cell::Cell;
+use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
@@ -14,9 +15,14 @@ use kit::cluster::node::Node;
 use kit::cluster::pods;
 use kit::cluster::{Cluster, DEADLINE};
 use kit::wait::eventually;
+use tailyard::model::base::leader::LeaseTerms;
 
 /// Time for Kubernetes to propagate a change to every node, on a busy machine.
 const SPREAD: Duration = Duration::from_secs(15);
+/// Time until a replica without Pod network is no endpoint. The aim is 2 s, and 1.6 s were measured. Here three nodes, the control plane and
+/// other tests share two processors: probes, the write of the condition and that of the slices each wait for one, and a process that was
+/// paused for half a second begins its silence timers again. Kubernetes alone would not remove it at all.
+const MAX_REMOVAL_DELAY: Duration = Duration::from_secs(5);
 
 pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
     let cluster = &stage.cluster;
@@ -114,12 +120,20 @@ pub(crate) fn a_replica_on_a_hung_node_is_left_out(stage: &Stage) {
 pub(crate) fn a_replica_without_pod_network_is_left_out_until_it_is_reached_again(stage: &Stage) {
     let (cluster, lost) = (&stage.cluster, "eg-1");
     let endpoints = Endpoints::watch(stage);
+    // The Lease of a reconciler without Pod network, which has it after the former scenario, would expire first.
+    eventually("a failover Lease that is not renewed", DEADLINE, || {
+        let renewed = || cluster.kubectl(&["get", "lease", "-n", NAMESPACE, "tailyard-failover", "-o", "jsonpath={.spec.renewTime}"]);
+        let before = renewed();
+        sleep(LeaseTerms::FAILOVER.lease_duration);
+        (renewed() == before).then_some(())
+    });
     let load = whole::load(cluster, "podnet", Some(&whole::free_node(cluster, "eg")), &whole::SPARSE);
     let away = pods::node(cluster, NAMESPACE, lost);
     let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
     let begin = SystemTime::now();
     node.cut_pods();
     let removed_at = endpoints.without(lost);
+    let removed = removed_at.duration_since(begin).expect("after");
     let restored = endpoints.seen_until(lost, removed_at + SPREAD + Duration::from_secs(15));
     let node_is_ready = cluster.kubectl(&["get", "node", &away, "-o", r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#]);
     let repaired = SystemTime::now();
@@ -133,6 +147,7 @@ pub(crate) fn a_replica_without_pod_network_is_left_out_until_it_is_reached_agai
     println!("a dead Pod network: an endpoint for {restored:?} while it was cut off; returned after {back:?}");
     report("a dead Pod network", begin, removed_at, &load_report);
     assert_eq!(node_is_ready, "True");
+    assert!(removed < MAX_REMOVAL_DELAY, "{removed:?}");
     // A kubelet that restores the condition before it has delivered the note: docs/failures.md.
     assert!(restored.iter().sum::<Duration>() < Duration::from_secs(3), "on a busy machine: {restored:?}");
     assert!(back < Duration::from_secs(10), "on a busy machine: {back:?}");
