@@ -11,6 +11,7 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result};
 use kit::apiserver::{Cluster, cluster_in};
+use kit::servers::kubernetes_release;
 use tailyard::demo::services::{DemoService, FIRST_TARGET_PORT, TARGET_PORTS, of_family};
 use tailyard::demo::target::DemoTarget;
 use tailyard::demo::topology::{Topology, forward_plainly};
@@ -87,6 +88,7 @@ async fn measure(topology: &Topology, cluster: Cluster, args: &Args) -> Result<V
 
 fn sheet(all: &[Measured]) -> Sheet {
     let mut sheet = Sheet::new("New connections through our proxy, through kube-proxy's rules and by plain forwarding");
+    sheet.version("kube-proxy", kubernetes_release());
     let mut plain = Route::new(Vec::new());
     for Measured { size, ways: [ours, theirs, limit] } in all {
         for (name, way) in [(tailyard(), ours), (KUBE_PROXY.to_owned(), theirs)] {

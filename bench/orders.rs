@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use kit::acme_front::Front;
 use kit::certs::{Replica, Stage, stage};
 use kit::machine::{Machine, Process};
+use kit::servers::tailscale_release;
 use kit::sheet::counted;
 use kit::stock;
 
@@ -40,6 +41,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let names: Vec<String> = (0..2 * each).map(|number| format!("c{number}.tail-lab.ts.net")).collect();
     let names: &[&str] = &names.iter().map(String::as_str).collect::<Vec<_>>();
     let mut sheet = Sheet::new("Services that are published at once until each has its certificate");
+    sheet.version("tailscaled", tailscale_release());
     let mut outcome = Ok(());
     let (measured, written) = (&mut outcome, &mut sheet);
     stage(names, async move |stage| *measured = all(&stage, sizes, rounds, names, written).await);

@@ -14,6 +14,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use kit::front_end::backend::Backend;
 use kit::front_end::front::{Front, get1, service};
+use kit::servers::tailscale_release;
 use serde_json::{Value, json};
 use tailyard::edge::netns::Namespace;
 use tokio::net::TcpStream;
@@ -45,6 +46,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         ensure!(Command::new("ip").args(["link", "set", "lo", "up"]).status()?.success(), "the loopback link is down");
         tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(terminator(args))
     })??;
+    sheet.version("tailscaled", tailscale_release());
     tailnet::compare(args.repetitions(15), &mut sheet)?;
     Ok(sheet)
 }

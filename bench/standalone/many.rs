@@ -7,6 +7,7 @@ use std::thread::sleep;
 
 use anyhow::Result;
 use kit::operators::Stage;
+use kit::servers::tailscale_release;
 
 use super::CLASS;
 use crate::operators::{Demand, IDLE, Samples, add_samples, compare, measured_with, processor};
@@ -41,6 +42,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         }
     }
     let mut sheet = Sheet::new("Standalone Services on a real cluster: the Tailscale operator and Tailyard's reconciler");
+    sheet.version("Tailscale operator", tailscale_release());
     for (party, (taken, pods)) in [(&OURS, &ours), (&THEIRS, &theirs)] {
         add_samples(&mut sheet, party, taken);
         sheet.add(format!("{}: resident, Pod of a proxy", party.name), "MB", pods.resident.clone(), None);

@@ -8,9 +8,18 @@ pub(crate) const GARBAGE_COLLECTION: [(&str, &str); 2] = [("GOGC", "400"), ("GOM
 
 /// The release of Tailscale whose programs [`servers`] returns: `1.104.7`.
 pub fn tailscale_release() -> String {
-    let output = Command::new(servers(&["tailscaled"]).join("tailscaled")).arg("--version").output().expect("tailscaled");
-    let version = String::from_utf8(output.stdout).expect("a version");
-    version.split(['-', '\n']).next().unwrap_or_default().to_owned()
+    printed_version("tailscaled").split(['-', '\n']).next().unwrap_or_default().to_owned()
+}
+
+/// The release of Kubernetes whose programs [`servers`] returns: `1.37.2`.
+pub fn kubernetes_release() -> String {
+    printed_version("kube-proxy").trim().trim_start_matches("Kubernetes v").to_owned()
+}
+
+/// Output of a program for `--version`.
+fn printed_version(program: &str) -> String {
+    let output = Command::new(servers(&[program]).join(program)).arg("--version").output().expect(program);
+    String::from_utf8(output.stdout).expect("a version")
 }
 
 /// The directory of the real programs, these built if need be.
