@@ -66,9 +66,12 @@ def modules(programs: list[str]) -> list[dict[str, Any]]:
         built = json.loads(_run(["go", "version", "-m", "-json", program], os.path.dirname(program)))
         for module in [built["Main"], *built.get("Deps", [])]:
             replacement = module.get("Replace", module)
-            module = module if replacement["Path"].startswith(".") else replacement # A local copy has neither name nor version.
-            path, version = module["Path"], module["Version"]
-            found[path, version] = _package("golang", path, version, None, f"pkg:golang/{path}@{quote(version)}")
+            is_copy = replacement["Path"].startswith(".")  # It has neither name nor version: those are of the release.
+            path, version = (module if is_copy else replacement)["Path"], (module if is_copy else replacement)["Version"]
+            if "." not in path.split("/")[0]:  # A module of this checkout: published ones begin with a domain.
+                continue
+            source = "a modified copy of this version, made by tests/servers/build" if is_copy else None
+            found[path, version] = _package("golang", path, version, None, f"pkg:golang/{path}@{quote(version)}", source)
         standard = built["GoVersion"].removeprefix("go").split()[0]
         found["stdlib", standard] = _package("golang", "stdlib", standard, "BSD-3-Clause", f"pkg:golang/stdlib@{standard}")
     return list(found.values())
@@ -84,8 +87,9 @@ def debian(packages: set[Package]) -> list[dict[str, Any]]:
     ]
 
 
-def _package(kind: str, name: str, version: str, licence: str | None, purl: str) -> dict[str, Any]:
+def _package(kind: str, name: str, version: str, licence: str | None, purl: str, source: str | None = None) -> dict[str, Any]:
     return {
+        **({"sourceInfo": source} if source else {}),
         "SPDXID": "SPDXRef-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{kind}-{name}-{version}"),
         "name": name,
         "versionInfo": version,

@@ -159,6 +159,9 @@ fn product_image_runs_the_proxy_and_has_labels() {
     assert!(purl("tokio").starts_with("pkg:cargo/tokio@") && named("tokio")["licenseDeclared"] == "MIT");
     assert!(purl("libnftables1").starts_with("pkg:deb/debian/libnftables1@"));
     assert!(purl("tailscale.com").starts_with("pkg:golang/tailscale.com@v1."));
+    assert_eq!(named("tailscale.com")["sourceInfo"], "a modified copy of this version, made by tests/servers/build");
+    let of_the_checkout = |package: &Value| package["name"].as_str().is_some_and(|name| name.starts_with("tests/"));
+    assert!(!packages.iter().any(of_the_checkout), "a module of the checkout is no package");
     assert!(packages.iter().all(|package| package["name"] != "proptest"), "what only tests need is not in the image");
     let ids: std::collections::BTreeSet<_> = packages.iter().map(|package| package["SPDXID"].as_str()).collect();
     assert_eq!(ids.len(), packages.len(), "every package has an identifier of its own");
@@ -167,13 +170,11 @@ fn product_image_runs_the_proxy_and_has_labels() {
 #[test]
 fn dockerfile_uses_the_pinned_versions() {
     let read = |path: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("a file");
-    let (pins, dockerfile, toolchain) =
-        (read("tests/servers/tailscale/go.mod"), read("config/image/Dockerfile"), read("rust-toolchain.toml"));
-    let pin = pins.lines().find_map(|line| line.strip_prefix("require tailscale.com ")).expect("a pin");
-    for program in ["tailscaled", "tailscale"] {
-        assert!(dockerfile.contains(&format!("tailscale.com/cmd/{program}@{pin}")), "{program} is pinned at {pin}");
-    }
-    let rust = dockerfile.split("FROM rust:").nth(1).and_then(|rest| rest.split('-').next()).expect("a version");
+    let (build, dockerfile, toolchain) = (read("tests/servers/build"), read("config/image/Dockerfile"), read("rust-toolchain.toml"));
+    assert!(dockerfile.contains("/src/tests/servers/build tailscaled tailscale)"), "with the pins of the tests");
+    let image = |name: &str| dockerfile.split(&format!("FROM {name}:")).nth(1).and_then(|rest| rest.split('-').next()).expect("a version");
+    let (go, rust) = (image("golang"), image("rust"));
+    assert!(build.contains(&format!("GOTOOLCHAIN=go{go}.")), "Go {go} is not that of the checkout");
     assert!(toolchain.contains(&format!("channel = \"{rust}.")), "Rust {rust} is not that of the checkout");
     assert!(dockerfile.ends_with("ENTRYPOINT [\"/usr/local/bin/tailyard\"]\nCMD [\"proxy\"]\n"));
 }
