@@ -68,7 +68,7 @@ pub(super) async fn hook(sources: Arc<SnapshotSources>, from: IpAddr) -> AdminRe
         };
         if start.elapsed() + rest > sources.patience {
             tracing::warn!(services = still.len(), "drain deadline reached; services may still be advertised by this replica");
-            return text(StatusCode::GATEWAY_TIMEOUT, format!("services that may still lead here:\n{}", lines(&still)));
+            return text(StatusCode::GATEWAY_TIMEOUT, format!("services that may still be routed here:\n{}", lines(&still)));
         }
         sleep(rest).await;
     }

@@ -284,7 +284,7 @@ async fn prestop_hook_ends_when_services_are_rerouted() {
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
     let hook = tokio::spawn(hook(&lab, "192.0.2.1"));
     tokio::time::sleep(Duration::from_secs(9)).await;
-    assert!(!hook.is_finished(), "services still lead here");
+    assert!(!hook.is_finished(), "services are still routed here");
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.6"]);
     lab.flows.store(1, Ordering::SeqCst);
     let before = Instant::now();
@@ -303,7 +303,7 @@ async fn prestop_hook_times_out_and_names_routed_services() {
     let answer = hook(&lab, "192.0.2.1").await;
     assert!(before.elapsed() <= lab.sources.patience);
     assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
-    assert_eq!(body(answer).await, "services that may still lead here:\na\nb\n");
+    assert_eq!(body(answer).await, "services that may still be routed here:\na\nb\n");
 }
 
 #[tokio::test(start_paused = true)]

@@ -93,7 +93,7 @@ impl SummaryBuilder {
         let (refused, waiting) = (of(&[PublishState::Refused, PublishState::Partly]), of(&[PublishState::Waiting]));
         let (status, reason, message) = if !refused.is_empty() {
             let why = "Their Events say why, and the conditions of Services.";
-            let message = format!("{} of {all} are not published as they ask: {}. {why}", refused.len(), list(&refused));
+            let message = format!("{} of {all} are not published as requested: {}. {why}", refused.len(), list(&refused));
             (ConditionStatus::False, "ServicesRejected", message)
         } else if !waiting.is_empty() {
             let message = format!("{} of {all} are not served by any replica yet: {}.", waiting.len(), list(&waiting));
@@ -112,7 +112,7 @@ impl SummaryBuilder {
         let all = self.certificates.len();
         let order = [
             (Certified::Failing, "CertificatesFailing", "cannot be ordered"),
-            (Certified::Lacking, "CertificatesMissing", "are users' own and cannot be shown"),
+            (Certified::Lacking, "CertificatesMissing", "are users' own and cannot be served"),
             (Certified::Invalid, "CertificatesInvalid", "are not valid now"),
             (Certified::Waiting, "CertificatesPending", "are not there yet"),
             (Certified::Ending, "CertificatesExpiring", "are users' own and end soon"),

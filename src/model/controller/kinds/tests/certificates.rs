@@ -109,7 +109,7 @@ fn expiry_of_a_user_certificate_is_announced() {
     let ended = world.says("in", CERTIFIED);
     assert!((&*ended.0, &*ended.1) == ("False", "CertificatesInvalid"), "{ended:?}");
     let published = world.says("in", PUBLISHED).2;
-    assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartiallyAdvertised)"), "{published}");
+    assert!(published.starts_with("1 of 2 are not published as requested: Ingress default/app (PartiallyAdvertised)"), "{published}");
     assert_eq!((world.event_count("CertificateExpiring"), world.event_count("PartiallyAdvertised")), (1, 1));
     let summary = world.pass("in").summary.expect("a summary");
     assert_eq!((summary.certified[&Certified::Invalid], summary.certified[&Certified::Issued]), (1, 3), "the other is as it was");

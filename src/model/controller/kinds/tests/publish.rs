@@ -226,7 +226,7 @@ fn unpublished_objects_are_named_and_not_repeated_after_a_restart() {
     world.hosted.unbacked.insert(("default".to_owned(), "lonely".to_owned()));
     world.settle();
     let published = world.says("in", PUBLISHED);
-    let wanted = "3 of 5 are not published as they ask: Ingress default/bad (InvalidIngressConfiguration), Ingress default/theirs \
+    let wanted = "3 of 5 are not published as requested: Ingress default/bad (InvalidIngressConfiguration), Ingress default/theirs \
                   (InvalidTailscaleService), Ingress default/twin (NameConflict).";
     assert!(published.0 == "False" && published.1 == "ServicesRejected" && published.2.starts_with(wanted), "{published:?}");
     let counts = ["InvalidIngressConfiguration", "InvalidTailscaleService", "NameConflict"].map(|reason| world.event_count(reason));
@@ -264,7 +264,7 @@ fn failed_funnel_is_reported_once() {
     world.hosted.funnel_errors = [("svc:app".into(), why.into()), ("svc:inside".into(), why.into())].into();
     world.settle();
     let published = world.says("in", PUBLISHED).2;
-    assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartiallyAdvertised)"), "{published}");
+    assert!(published.starts_with("1 of 2 are not published as requested: Ingress default/app (PartiallyAdvertised)"), "{published}");
     assert_eq!(world.event_count("PartiallyAdvertised"), 1);
     world.memory.passes.clear();
     world.settle();
