@@ -130,7 +130,8 @@ impl Applier {
     }
 
     /// Applies the update of one Service at this point: the finalizer before objects exist, unless it comes with `externalName`;
-    /// `externalName` and conditions after their targets exist; removal of the finalizer after everything is deleted.
+    /// `externalName` and conditions after their targets exist; removal of the finalizer, and then of conditions, after everything is
+    /// deleted.
     async fn service(&self, update: &ObjectUpdate, objects: &UsersObjects<'_>, when: When) -> Result<(), KubeError> {
         let external_name = update.external_name.as_ref();
         let finalizers = update.finalizers.as_ref().filter(|_| match when {
@@ -151,7 +152,9 @@ impl Applier {
         if patch != json!({}) {
             self.change_service(update, objects, ObjectPart::Object, patch).await?;
         }
-        if when != When::Between || objects.state().ended.contains(&subject(update)) {
+        // The conditions record that an object with our finalizer is ours: they end after it.
+        let reported = if update.finalizers.is_some() && !update.adds_finalizer { When::After } else { When::Between };
+        if when != reported || objects.state().ended.contains(&subject(update)) {
             return Ok(());
         }
         let mut status = Map::new();

@@ -142,6 +142,36 @@ fn concurrent_writers_do_not_block_a_service() {
 }
 
 #[test]
+fn finalizers_of_others_survive_each_write_beside_theirs() {
+    stage(async |stage| {
+        let _running = start(&stage).await;
+        let api = stage.users();
+        stage.service("s", "g").await;
+        stage.served("s", "g", 2).await;
+        let names: Vec<String> = (0..20).map(|number| format!("theirs.example/{number}")).collect();
+        let add = async {
+            for name in &names {
+                let patch = Patch::Strategic(json!({"metadata": {"finalizers": [name], "annotations": {"storm": name}}}));
+                api.patch("s", &PatchParams::default(), &patch).await.expect("added");
+                tokio::time::sleep(std::time::Duration::from_millis(15)).await;
+            }
+        };
+        let release = async {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            let none = json!({"metadata": {"annotations": {"tailscale.com/proxy-group": null, "tailscale.com/tailnet-ip": null}}});
+            api.patch("s", &PatchParams::default(), &Patch::Merge(none)).await.expect("changed");
+        };
+        tokio::join!(add, release);
+        let finalizers = async || api.get("s").await.expect("a Service").metadata.finalizers.unwrap_or_default();
+        let is_ours = |name: &String| !name.starts_with("theirs.example/");
+        eventually_async("ours is gone", DEADLINE, finalizers, |found| !found.iter().any(is_ours)).await;
+        assert_eq!(finalizers().await.len(), names.len(), "{:?}", finalizers().await);
+        assert_eq!(stage.external_name("s").await, "placeholder.invalid");
+        api.patch("s", &PatchParams::default(), &Patch::Merge(json!({"metadata": {"finalizers": null}}))).await.expect("changed");
+    });
+}
+
+#[test]
 fn namespaced_roles_are_sufficient() {
     stage(async |stage| {
         let bindings = stage.all::<ClusterRoleBinding>();
