@@ -39,7 +39,6 @@ use crate::model::controller::ingress::service_state::{HANDOVER_POLL_INTERVAL, l
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::teardown::recorded;
 use crate::model::controller::key::Publisher;
-use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
 use crate::model::controller::workload::objects::env::variable_of;
 use crate::model::controller::workload::objects::ingress::ingress_config_ref;
