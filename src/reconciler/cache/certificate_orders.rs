@@ -72,7 +72,13 @@ mod tests {
     use crate::model::controller::ingress::certificate_orders::CertificateOrder;
 
     fn order(secret: &str) -> CertificateOrder {
-        CertificateOrder { ingress: "shop".into(), host: "shop.ts.net".into(), ordered: 1, secret: secret.into() }
+        CertificateOrder {
+            ingress: "shop".into(),
+            host: "shop.ts.net".into(),
+            ordered: 1,
+            secret: secret.into(),
+            ..CertificateOrder::default()
+        }
     }
 
     fn record(version: &str, secret: &str) -> Value {

@@ -31,25 +31,38 @@ pub struct CertificateOrder {
     pub host: String,
     /// Unix time in seconds.
     pub ordered: i64,
+    /// Times of earlier orders of this host by this Ingress, within the week before the last one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<i64>,
     /// UID of the Secret; empty before it was seen.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub secret: String,
 }
 
-/// Orders of the Ingresses of one namespace: one for each Ingress and host.
+/// Orders of the Ingresses of one namespace: one entry for each Ingress and host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OrderRecord(Vec<CertificateOrder>);
 
 impl CertificateOrder {
     /// Time until the order no longer counts and its certificate no longer stays.
     pub fn rest(&self, now: Timestamp) -> Duration {
-        let age = u64::try_from(now.as_second().saturating_sub(self.ordered)).unwrap_or(0);
-        ORDER_PERIOD.saturating_sub(Duration::from_secs(age))
+        rest(self.ordered, now)
     }
 
     pub fn is_recent(&self, now: Timestamp) -> bool {
         !self.rest(now).is_zero()
     }
+
+    /// A further order of the same host: its Secret was given up.
+    pub fn again(&self, now: Timestamp) -> Self {
+        let former = self.earlier.iter().copied().chain([self.ordered]).filter(|at| !rest(*at, now).is_zero());
+        Self { ordered: now.as_second(), earlier: former.collect(), secret: String::new(), ..self.clone() }
+    }
+}
+
+fn rest(ordered: i64, now: Timestamp) -> Duration {
+    let age = u64::try_from(now.as_second().saturating_sub(ordered)).unwrap_or(0);
+    ORDER_PERIOD.saturating_sub(Duration::from_secs(age))
 }
 
 impl OrderRecord {
@@ -80,7 +93,8 @@ impl OrderRecord {
 
     /// Orders within a week, and the time until the first of them no longer counts.
     pub fn recent(&self, now: Timestamp) -> (usize, Duration) {
-        let rests: Vec<_> = self.0.iter().map(|order| order.rest(now)).filter(|rest| !rest.is_zero()).collect();
+        let orders = self.0.iter().flat_map(|order| order.earlier.iter().chain([&order.ordered]));
+        let rests: Vec<_> = orders.map(|at| rest(*at, now)).filter(|rest| !rest.is_zero()).collect();
         (rests.len(), rests.iter().min().copied().unwrap_or(ORDER_PERIOD))
     }
 
@@ -121,7 +135,7 @@ mod tests {
     use super::*;
 
     fn order(ingress: &str, host: &str, ordered: i64) -> CertificateOrder {
-        CertificateOrder { ingress: ingress.to_owned(), host: host.to_owned(), ordered, secret: String::new() }
+        CertificateOrder { ingress: ingress.to_owned(), host: host.to_owned(), ordered, ..CertificateOrder::default() }
     }
 
     #[test]
@@ -140,5 +154,8 @@ mod tests {
         assert_eq!(recent(2_000), (3, ORDER_PERIOD.saturating_sub(Duration::from_secs(2_000))));
         assert_eq!(recent(week), (2, Duration::from_secs(1_000)));
         assert_eq!(recent(week + 2_000), (0, ORDER_PERIOD));
+        let again = |order: &CertificateOrder, second| order.again(Timestamp::from_second(second).expect("a time"));
+        let third = again(&again(&order("a", "a.ts.net", 0), 500), week + 100);
+        assert_eq!((third.ordered, &*third.earlier), (week + 100, &[500][..]), "within a week");
     }
 }

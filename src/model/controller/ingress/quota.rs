@@ -11,7 +11,9 @@ use crate::model::controller::ingress::claims::IngressClaim;
 use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::rejection::Rejection;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
+use crate::model::controller::ingress::standalone_certificate::{RecordedOwner, recorded_owner};
 use crate::model::controller::ingress::teardown;
+use crate::model::controller::key::Publisher;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope, restricted_tags};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, domain_of};
@@ -77,7 +79,7 @@ impl Limits {
         let Ok(allowance) = tenancy.allowance(namespace, TenancyScope::Group(group)) else { return Ok(()) };
         let names = self.names.get(namespace).copied().unwrap_or_default();
         let ordered = self.orders.get(namespace).map(Ordered::len).unwrap_or_default();
-        let orders_one = certificate.is_some_and(|dns| is_new(work, shape, dns));
+        let orders_one = certificate.is_some_and(|dns| is_new(work, shape, dns, &claim.claimant));
         let (what, reason, field) = if names >= allowance.max_names.saturating_add(claim.recorded.len()) {
             let most = allowance.max_names;
             (format!("has {names} of {most} names in ProxyGroup {group}"), reason::TOO_MANY_NAMES, "maxNames")
@@ -98,15 +100,16 @@ impl Limits {
     pub(crate) fn count(&mut self, work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) {
         let namespace = &item.claimant.namespace;
         *self.names.entry(namespace.clone()).or_default() += 1;
-        if issues(item) && is_new(work, shape, &item.dns) {
+        if issues(item) && is_new(work, shape, &item.dns, &item.claimant) {
             self.orders.entry(namespace.clone()).or_default().insert((work.observed.now.as_second(), item.dns.clone()));
         }
     }
 }
 
-/// Whether a certificate has no Secret yet.
-fn is_new(work: &Pass<'_>, shape: &RenderContext<'_>, dns: &str) -> bool {
-    work.owned(&certificate_ref(&shape.owner, dns)).is_none()
+/// Whether a certificate has no Secret yet, or that of a former owner, which is deleted.
+fn is_new(work: &Pass<'_>, shape: &RenderContext<'_>, dns: &str, claimant: &Publisher) -> bool {
+    let existing = work.owned(&certificate_ref(&shape.owner, dns));
+    existing.is_none_or(|secret| recorded_owner(work, secret, claimant) == RecordedOwner::Former)
 }
 
 impl IngressPlan<'_> {

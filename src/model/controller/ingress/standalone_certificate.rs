@@ -81,22 +81,27 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, tenancy: &Tenancy, owner: &Owner, d
     let object = certificate_ref(owner, dns);
     let before = stored(work, &parent.namespace);
     let recorded_order = before.find(&parent.name, dns).cloned();
-    let new = CertificateOrder { ingress: parent.name.clone(), host: dns.to_owned(), ordered: now.as_second(), secret: String::new() };
+    let new =
+        CertificateOrder { ingress: parent.name.clone(), host: dns.to_owned(), ordered: now.as_second(), ..CertificateOrder::default() };
     let order = match (work.owned(&object), recorded_order) {
         (Some(secret), recorded_order) => match existing(work, (owner, &parent), secret, recorded_order, new)? {
             ExistingSecret::Own(order) => order,
             ExistingSecret::Foreign => return Ok(true),
             ExistingSecret::Deleted => {
+                limit(work, tenancy, &parent.namespace, &before)?;
                 work.plan.delete.push(deletion(&object, secret));
                 work.again(DELETED_REQUEUE);
                 return Ok(false);
             }
         },
-        // The replica writes a lost certificate back.
-        (None, Some(recorded_order)) => CertificateOrder { secret: String::new(), ..recorded_order },
-        (None, None) => {
+        // A proxy that has the certificate writes it back.
+        (None, Some(order)) if order.secret.is_empty() || is_granted(work, owner, dns) => {
+            CertificateOrder { secret: String::new(), ..order }
+        }
+        // Its proxy was deleted, and then the Secret for another owner.
+        (None, recorded_order) => {
             limit(work, tenancy, &parent.namespace, &before)?;
-            new
+            recorded_order.map_or(new, |order| order.again(now))
         }
     };
     let mut record = before.clone();

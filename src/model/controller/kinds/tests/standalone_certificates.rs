@@ -2,6 +2,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -109,6 +110,28 @@ fn loop_over_host_names_stops_at_the_weekly_quota() {
     world.settle();
     assert_eq!(ports(&world, "default", "more"), [443]);
     assert_eq!(certificates(&world), ["d.tail1234.ts.net", "else.tail1234.ts.net", "more.tail1234.ts.net"]);
+}
+
+#[test]
+fn owners_that_take_turns_stop_at_the_weekly_quota() {
+    for (second, most) in [("default", 3), ("other", 6)] {
+        let mut world = limited(3);
+        let mut ordered = BTreeSet::new();
+        for turn in 0..12 {
+            let (namespace, name) = if turn % 2 == 0 { ("default", "a") } else { (second, "b") };
+            put(&mut world, namespace, name, json!({}), "shop");
+            world.settle();
+            ordered.insert(uid(&world, SHOP));
+            delete(&mut world, namespace, name);
+        }
+        assert_eq!(ordered.len(), most, "{second}");
+        assert!(world.event_count("TooManyCertificates") >= 1, "{:?}", world.events);
+        world.now += 7 * DAY;
+        world.settle();
+        put(&mut world, "default", "a", json!({}), "shop");
+        world.settle();
+        assert_eq!(ports(&world, "default", "a"), [443], "a week later");
+    }
 }
 
 #[test]
