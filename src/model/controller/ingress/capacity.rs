@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use crate::api::routes::{Listener, Site};
-use crate::model::controller::ingress::claims::IngressClaim;
+use crate::model::controller::ingress::claims::{IngressClaim, origin};
 use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::share::share;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
@@ -48,8 +48,11 @@ fn share_hosts(work: &Pass<'_>, plan: &mut IngressPlan<'_>, nodes: bool) {
     for (name, claim) in claimants(plan) {
         let age = claim.map_or((i64::MAX, ""), IngressClaim::age);
         let hosts = plan.site(name).into_iter().flat_map(|site| &site.hosts).filter(|(_, how)| !(how.issue && nodes));
+        let is_owner = plan.before.origins.get(name).is_none_or(|of| claim.is_none_or(|claim| *of == origin(&claim.claimant)));
+        let served = plan.before.routes.get(name).filter(|_| is_owner);
         requests.extend(hosts.map(|(host, how)| {
-            let is_served = plan.before.routes.get(name).is_some_and(|site| site.hosts.get(host) == Some(how));
+            // With another Secret it is the same object's still.
+            let is_served = served.and_then(|site| site.hosts.get(host)).is_some_and(|before| before.issue == how.issue);
             let rank = (!how.issue, plan.leaving.contains(name), lacks_certificate(host, &how.secret), !is_served);
             let request = HostRequest { host: host.clone(), secret: how.secret.clone(), name: name.clone() };
             (rank, (age.0, age.1.to_owned()), claim.map(|claim| claim.claimant.clone()), request)

@@ -226,6 +226,32 @@ fn tenant_takes_no_certificate_of_another_tenant() {
 }
 
 #[test]
+fn object_that_names_another_secret_has_its_host_still() {
+    for (tailnet, change) in
+        [World::new().tailnet, headscale()].into_iter().flat_map(|tailnet| [(tailnet.clone(), "also"), (tailnet, "next")])
+    {
+        let mut world = publishing(ingress());
+        world.tailnet = tailnet;
+        own(&mut world, "www", -1, 90);
+        for secret in ["also", "next"] {
+            world.own_certificates.insert(secret.into(), world.own_certificates["www"].clone());
+        }
+        names_hosts(&mut world, ("victim", "shop"), &[("www.example.com", "www")]);
+        world.settle();
+        world.now -= 86_000;
+        names_hosts(&mut world, ("tenant", "older"), &[("www.example.com", "also")]);
+        world.now += 86_060;
+        world.settle();
+        let shop = world.ingresses.get_mut(&("victim".to_owned(), "shop".to_owned())).and_then(|ingress| ingress.spec.as_mut());
+        shop.and_then(|spec| spec.tls.as_mut()).expect("tls")[1].secret_name = Some(change.to_owned());
+        world.settle();
+        let secret = world.config("in").routes.get("svc:shop").and_then(|site| Some(site.hosts.get("www.example.com")?.secret.clone()));
+        assert_eq!(secret.as_deref(), Some(change));
+        assert_eq!(replica_certificates(&world)["www.example.com"].secret, change);
+    }
+}
+
+#[test]
 fn host_without_certificate_is_not_taken_from_a_wildcard_of_another_object() {
     for (secret, is_taken) in [("bad", false), ("x", false), ("www", true)] {
         let mut world = publishing(ingress());
