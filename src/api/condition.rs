@@ -80,7 +80,11 @@ pub mod reason {
     pub const ROUTE_COVERS_CLUSTER: &str = "RouteCoversCluster";
     /// Ours, Event of an Ingress: a part of it is not served.
     pub const PARTIALLY_ADVERTISED: &str = "PartiallyAdvertised";
-    /// Ours, Event of an Ingress: a certificate of its own ends soon.
+    /// Ours, Event of an Ingress of a group: it has no address yet.
+    pub const NOT_ADVERTISED: &str = "NotAdvertised";
+    /// Ours, Event of an Ingress: the faults of its earlier Events have ended.
+    pub const FAULT_RESOLVED: &str = "FaultResolved";
+    /// Ours, Event of an Ingress: a certificate of its own ends soon, or its certificate is not renewed.
     pub const CERTIFICATE_EXPIRING: &str = "CertificateExpiring";
     /// Ours, Event of an Ingress with a proxy of its own: the control plane issues no certificates, and it names none.
     pub const NO_CERTIFICATES: &str = "NoCertificates";

@@ -179,13 +179,19 @@ impl Applier {
     /// until the next Event.
     pub async fn report_faults(&self, observed: &Observed, faults: Vec<Notice>) -> Option<Duration> {
         self.metrics.ingress.faults(&observed.key, &faults);
-        if faults.is_empty() || !self.writes.open() {
+        if !self.writes.open() {
             return None;
         }
-        let due = self.schedule.lock().unwrap_or_else(PoisonError::into_inner).due(&observed.key, faults, observed.now);
+        let mut due = self.schedule.lock().unwrap_or_else(PoisonError::into_inner).due(&observed.key, faults, observed.now);
+        due.notices.retain(|notice| notice.reason != reason::FAULT_RESOLVED || self.live_uid(&notice.subject).is_some());
         change_log::faults(&due.new);
         self.write_events(observed, due.notices).await;
         due.next
+    }
+
+    /// UID of a user's object that is not being deleted.
+    fn live_uid(&self, subject: &WorkloadKey) -> Option<String> {
+        self.stores.cache().live(&subject.publisher()?)?.uid.clone()
     }
 
     /// Writes an Event about an object. A failure is logged.
@@ -314,8 +320,12 @@ impl Applier {
                     Resource::PROXY_GROUP.reference("", name, uid)
                 }
                 WorkloadKey::Ingress(namespace, name) => {
-                    let ingress = observed.publish.ingresses.get(&(namespace.clone(), name.clone()));
-                    Resource::INGRESS.reference(namespace, name, ingress.and_then(|ingress| ingress.metadata.uid.clone()))
+                    // The faults of an Ingress end after it was assigned to another workload.
+                    let uid = match observed.publish.ingresses.get(&(namespace.clone(), name.clone())) {
+                        Some(ingress) => ingress.metadata.uid.clone(),
+                        None => self.live_uid(&notice.subject),
+                    };
+                    Resource::INGRESS.reference(namespace, name, uid)
                 }
                 WorkloadKey::Service(namespace, name) => {
                     let service = observed.services.get(&(namespace.clone(), name.clone()));

@@ -194,7 +194,7 @@ impl ClusterCache {
     }
 
     /// Metadata of an object that exists and is not in deletion: then it requests nothing.
-    pub(super) fn live(&self, claimant: &Publisher) -> Option<&ObjectMeta> {
+    pub fn live(&self, claimant: &Publisher) -> Option<&ObjectMeta> {
         self.claimant(claimant)?.1.user_metadata().filter(|metadata| metadata.deletion_timestamp.is_none())
     }
 

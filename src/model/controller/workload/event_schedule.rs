@@ -1,31 +1,43 @@
-//! Schedule of Events about lasting faults: a fault is an Event at once, and again every half hour while it lasts.
+//! Schedule of Events about lasting faults: a fault is an Event at once, again every half hour while it lasts, and an Ingress without faults
+//! gets an Event after its last one.
 //!
 //! An Ingress has no conditions, so its Events are all that its owner sees; Kubernetes keeps them for an hour. The record of emitted Events
 //! is in memory: it takes no room of a shared object, and a process that loses it emits each Event once more. Each namespace has a rate of
 //! its own over all workloads, so that the faults of one delay only its own Events.
+//!
+//! A fault ends once it is absent for [`MIN_DURATION`]: if it returns later, it is a new one; if earlier, it is repeated as if it had lasted,
+//! so that one that comes and goes emits no more Events than one that lasts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
+use crate::api::condition::reason;
 use crate::model::base::rate::TokenBucket;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::actions::Notice;
 
 /// Time after which a lasting fault is an Event again.
 pub const REPEAT_INTERVAL: Duration = Duration::from_mins(30);
+/// Absence after which a fault has ended. A new Ingress is reported as not advertised once that has lasted as long.
+pub const MIN_DURATION: Duration = Duration::from_mins(3);
+/// Time after which the records of a workload without passes are dropped.
+const MAX_RECORD_AGE: Duration = Duration::from_hours(1);
 /// Events of a namespace at once; then so many a second.
 const BURST: u32 = 100;
 const PER_SECOND: f64 = 1.0;
 /// Requeue delay while Events wait for the rate of their namespace.
 const RATE_LIMITED_REQUEUE: Duration = Duration::from_secs(10);
 
-/// Emitted Events, by workload.
+/// Message to an Ingress whose faults have ended.
+const RESOLVED: &str = "The faults of earlier Events have ended.";
+
+/// Records of faults, by workload.
 #[derive(Debug, Default)]
 pub struct EventSchedule {
-    emitted: HashMap<WorkloadKey, HashMap<MessageId, Emitted>>,
+    records: HashMap<WorkloadKey, BTreeMap<MessageId, FaultRecord>>,
     /// By namespace; only those that are used up in part.
     rates: HashMap<String, TokenBucket>,
     swept: Option<Timestamp>,
@@ -37,78 +49,156 @@ pub struct DueEvents {
     pub notices: Vec<Notice>,
     /// Of these, faults without an Event before.
     pub new: Vec<Notice>,
-    /// Time until the next one, if any fault lasts.
+    /// Time until the next one, if any fault lasts or may return.
     pub next: Option<Duration>,
 }
 
 /// An object, and the hash of a message about it.
 type MessageId = (WorkloadKey, u64);
 
-/// Time of the last Event, and time when the fault last existed.
 #[derive(Debug, Clone, Copy)]
-struct Emitted {
-    at: Timestamp,
+struct FaultRecord {
+    warning: bool,
+    /// Since when it exists without interruption.
+    since: Timestamp,
+    /// Last Event; `None`: none yet.
+    emitted: Option<Timestamp>,
+    /// Last pass with it.
     existed: Timestamp,
+    /// First pass without it; `None` while it exists.
+    ended: Option<Timestamp>,
 }
 
 impl EventSchedule {
-    /// Faults that are due, those without an Event first; records them as emitted. `faults` are all current faults of the workload.
+    /// Faults that are due, those without an Event first, and the end of an Ingress's faults; records them as emitted. `faults` are all
+    /// current faults of the workload.
     pub fn due(&mut self, key: &WorkloadKey, faults: Vec<Notice>, now: Timestamp) -> DueEvents {
         self.sweep(now);
-        if faults.is_empty() {
-            return DueEvents::default();
-        }
-        let emitted = self.emitted.entry(key.clone()).or_default();
         let mut due = DueEvents::default();
+        let current: BTreeMap<MessageId, Notice> = faults.into_iter().map(|fault| (id(&fault), fault)).collect();
+        if current.is_empty() && !self.records.contains_key(key) {
+            return due;
+        }
+        let records = self.records.entry(key.clone()).or_default();
+        for (_, record) in records.iter_mut().filter(|(id, record)| record.ended.is_none() && !current.contains_key(*id)) {
+            record.ended = Some(now);
+        }
+        records.retain(|_, record| record.ended.is_none() || record.emitted.is_some());
         let mut waiting = Vec::new();
-        for fault in faults {
-            let id = id(&fault);
-            let last = emitted.get_mut(&id).map(|last| {
-                last.existed = now;
-                last.at
-            });
-            match last.and_then(|at| REPEAT_INTERVAL.checked_sub(age(at, now))).filter(|rest| !rest.is_zero()) {
-                Some(rest) => due.next = Some(due.next.map_or(rest, |next| next.min(rest))),
-                None => waiting.push((last, id, fault)),
+        for (id, fault) in current {
+            let record = records.entry(id.clone()).or_insert_with(|| FaultRecord::new(&fault, now));
+            record.exists(now);
+            match record.rest(fault.reason, now) {
+                Duration::ZERO => waiting.push((record.emitted, id, fault)),
+                rest => due.wait(rest),
             }
         }
         waiting.sort_by(|(one, first, _), (other, second, _)| (one, first).cmp(&(other, second)));
         for (last, id, fault) in waiting {
-            let rate = self.rates.entry(id.0.namespace().to_owned()).or_insert_with(|| TokenBucket::new(BURST, PER_SECOND));
-            if rate.try_take(since_epoch(now)) {
-                emitted.insert(id, Emitted { at: now, existed: now });
+            if take(&mut self.rates, &id.0, now) {
+                if let Some(record) = records.get_mut(&id) {
+                    record.emitted = Some(now);
+                }
                 due.new.extend(last.is_none().then(|| fault.clone()));
                 due.notices.push(fault);
-                due.next = Some(due.next.map_or(REPEAT_INTERVAL, |next| next.min(REPEAT_INTERVAL)));
+                due.wait(REPEAT_INTERVAL);
             } else {
-                due.next = Some(RATE_LIMITED_REQUEUE);
+                due.wait(RATE_LIMITED_REQUEUE);
             }
         }
+        self.resolve(key, &mut due, now);
         due
     }
 
-    /// Number of recorded Events.
+    /// Emits the end of the faults of each Ingress that has none any more, in any workload, and forgets them.
+    fn resolve(&mut self, key: &WorkloadKey, due: &mut DueEvents, now: Timestamp) {
+        let ended = |record: &FaultRecord| record.ended.map(|ended| MIN_DURATION.saturating_sub(age(ended, now)));
+        let Some(records) = self.records.get(key) else { return };
+        let mut over = BTreeSet::new();
+        for ((subject, _), record) in records {
+            match ended(record) {
+                Some(Duration::ZERO) => drop(over.insert((subject.clone(), record.warning))),
+                Some(rest) => due.wait(rest),
+                None => {}
+            }
+        }
+        for (subject, warning) in over {
+            let all = self.records.values().flat_map(|records| records.range((subject.clone(), 0)..=(subject.clone(), u64::MAX)));
+            let lasts = all.into_iter().any(|(_, record)| ended(record) != Some(Duration::ZERO));
+            if warning && !lasts && matches!(subject, WorkloadKey::Ingress(..)) {
+                if !take(&mut self.rates, &subject, now) {
+                    due.wait(RATE_LIMITED_REQUEUE);
+                    continue;
+                }
+                let (reason, message) = (reason::FAULT_RESOLVED, RESOLVED.to_owned());
+                due.notices.push(Notice { subject: subject.clone(), warning: false, reason, message });
+            }
+            if let Some(records) = self.records.get_mut(key) {
+                records.retain(|(about, _), record| *about != subject || ended(record) != Some(Duration::ZERO));
+            }
+        }
+        if self.records.get(key).is_some_and(BTreeMap::is_empty) {
+            self.records.remove(key);
+        }
+    }
+
+    /// Number of recorded faults.
     pub fn len(&self) -> usize {
-        self.emitted.values().map(HashMap::len).sum()
+        self.records.values().map(BTreeMap::len).sum()
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets Events of faults that ended a while ago.
+    /// Forgets faults of workloads without passes.
     fn sweep(&mut self, now: Timestamp) {
         let is_due = self.swept.is_none_or(|swept| age(swept, now) >= REPEAT_INTERVAL);
         if !is_due {
             return;
         }
         self.swept = Some(now);
-        for emitted in self.emitted.values_mut() {
-            emitted.retain(|_, last| age(last.existed, now) < REPEAT_INTERVAL);
+        for records in self.records.values_mut() {
+            records.retain(|_, record| age(record.existed, now) < MAX_RECORD_AGE);
         }
-        self.emitted.retain(|_, emitted| !emitted.is_empty());
+        self.records.retain(|_, records| !records.is_empty());
         self.rates.retain(|_, rate| !rate.is_full(since_epoch(now)));
     }
+}
+
+impl DueEvents {
+    fn wait(&mut self, rest: Duration) {
+        self.next = Some(self.next.map_or(rest, |next| next.min(rest)));
+    }
+}
+
+impl FaultRecord {
+    fn new(fault: &Notice, now: Timestamp) -> Self {
+        Self { warning: fault.warning, since: now, emitted: None, existed: now, ended: None }
+    }
+
+    /// Records that a pass has the fault.
+    fn exists(&mut self, now: Timestamp) {
+        if let Some(ended) = self.ended.take() {
+            self.since = now;
+            self.emitted = self.emitted.filter(|_| age(ended, now) < MIN_DURATION);
+        }
+        self.existed = now;
+    }
+
+    /// Time until the next Event.
+    fn rest(&self, reason: &str, now: Timestamp) -> Duration {
+        // Each new Ingress waits for its certificate and its approval.
+        let begin = if reason == reason::NOT_ADVERTISED { MIN_DURATION } else { Duration::ZERO };
+        let repeated = self.emitted.map(|at| REPEAT_INTERVAL.saturating_sub(age(at, now)));
+        repeated.unwrap_or_default().max(begin.saturating_sub(age(self.since, now)))
+    }
+}
+
+/// Takes an Event from the rate of the subject's namespace.
+fn take(rates: &mut HashMap<String, TokenBucket>, subject: &WorkloadKey, now: Timestamp) -> bool {
+    let rate = rates.entry(subject.namespace().to_owned()).or_insert_with(|| TokenBucket::new(BURST, PER_SECOND));
+    rate.try_take(since_epoch(now))
 }
 
 fn since_epoch(now: Timestamp) -> Duration {
@@ -166,6 +256,60 @@ mod tests {
         assert_eq!((0..1_800).map(&mut emitted).sum::<usize>(), 2);
     }
 
+    /// Minutes of Events about a fault that exists at these times, and of its end. `often`: a pass each minute; else at changes, and when due.
+    fn minutes(reason: &'static str, times: &[(i64, i64)], often: bool) -> (Vec<i64>, Vec<i64>) {
+        let (mut schedule, mut next, mut all) = (EventSchedule::default(), None, (Vec::new(), Vec::new()));
+        for minute in 0..120 {
+            let is_change = times.iter().any(|(begin, end)| [begin, end].contains(&&minute));
+            if !(often || is_change || next.is_some_and(|next| minute >= next)) {
+                continue;
+            }
+            let exists = times.iter().any(|(begin, end)| (begin..end).contains(&&minute));
+            let faults = exists.then(|| Notice { reason, ..fault("a", 1, "x") });
+            let due = schedule.due(&"g".into(), faults.into_iter().collect(), at(60 * minute));
+            next = due.next.map(|rest| minute + i64::try_from(rest.as_secs().div_ceil(60)).expect("small"));
+            for notice in due.notices {
+                if notice.reason == reason { all.0.push(minute) } else { all.1.push(minute) }
+            }
+        }
+        assert!(schedule.is_empty());
+        all
+    }
+
+    #[test]
+    fn fault_that_returns_is_reported_at_once_if_it_had_ended() {
+        type Times = [i64];
+        let flapping: Vec<_> = (0..30).map(|turn| (2 * turn, 2 * turn + 1)).collect();
+        // Times of the fault → Events about it, and its end.
+        let cases: [(&str, &[(i64, i64)], &Times, &Times); 7] = [
+            ("R", &[(0, 90)], &[0, 30, 60], &[93]),
+            ("R", &[(0, 2), (10, 20)], &[0, 10], &[5, 23]),
+            ("R", &[(0, 2), (4, 40)], &[0, 30], &[43]),
+            ("R", &[(0, 1), (4, 5), (8, 9)], &[0, 4, 8], &[12]),
+            ("R", &flapping, &[0, 30], &[62]),
+            (reason::NOT_ADVERTISED, &[(0, 2), (4, 6)], &[], &[]),
+            (reason::NOT_ADVERTISED, &[(0, 40)], &[3, 33], &[43]),
+        ];
+        for ((reason, times, events, ends), often) in cases.into_iter().flat_map(|case| [(case, true), (case, false)]) {
+            assert_eq!(minutes(reason, times, often), (events.to_vec(), ends.to_vec()), "{times:?}, often: {often}");
+        }
+    }
+
+    #[test]
+    fn end_is_reported_once_no_workload_has_a_fault_of_the_ingress() {
+        let mut schedule = EventSchedule::default();
+        let mut pass = |key: &str, faults: &[&str], minute: i64| {
+            let faults = faults.iter().map(|message| fault("a", 1, message)).collect();
+            schedule.due(&key.into(), faults, at(60 * minute)).notices.iter().map(|notice| notice.reason).collect::<Vec<_>>()
+        };
+        assert_eq!(pass("former", &["x", "y"], 0), ["R", "R"]);
+        assert_eq!(pass("former", &["y"], 1), [""; 0]);
+        assert_eq!(pass("former", &["y"], 5), [""; 0], "another fault lasts");
+        assert_eq!((pass("next", &["z"], 6), pass("former", &[], 6)), (vec!["R"], vec![]));
+        assert_eq!(pass("former", &[], 9), [""; 0], "the other workload has a fault");
+        assert_eq!((pass("next", &[], 10), pass("next", &[], 13), pass("next", &[], 14)), (vec![], vec![reason::FAULT_RESOLVED], vec![]));
+    }
+
     #[test]
     fn faults_of_one_namespace_do_not_delay_those_of_another() {
         let mut schedule = EventSchedule::default();
@@ -186,7 +330,7 @@ mod tests {
     #[test]
     fn record_is_bounded_by_the_rate_and_ends_with_the_faults() {
         let mut schedule = EventSchedule::default();
-        for second in 0..20_000 {
+        for second in 0..6_000 {
             schedule.due(
                 &"g".into(),
                 (0..50).map(|name| fault("a", 50 * usize::try_from(second).expect("a number") + name, "x")).collect(),
@@ -194,7 +338,7 @@ mod tests {
             );
         }
         assert!(schedule.len() <= 100 + 2 * 1_800, "{}", schedule.len());
-        schedule.due(&"other".into(), Vec::new(), at(30_000));
+        schedule.due(&"other".into(), Vec::new(), at(10_000));
         assert!(schedule.is_empty() && schedule.rates.is_empty());
     }
 

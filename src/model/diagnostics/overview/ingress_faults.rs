@@ -1,7 +1,8 @@
 //! Faults of Ingresses, from their Events: an Ingress has no conditions.
 //!
-//! The reconciler repeats the Event of a fault while it lasts. So the newest Event of an Ingress is shown until a repetition is overdue; one
-//! of a deleted Ingress is not.
+//! The reconciler repeats the Event of a fault while it lasts, and reports its end. So the newest Event of an Ingress is shown, unless it
+//! reports the end, or a repetition is overdue: a reconciler that restarted does not know the faults of its predecessor. One of a deleted
+//! Ingress is not shown.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,16 +27,20 @@ pub struct IngressFault {
     /// Reason and message of the newest Event.
     pub reason: String,
     pub message: String,
-    /// Time of that Event: a fault that has ended since is shown for up to 35 minutes.
+    /// Time of that Event: a fault that has ended since is shown for a few minutes; if the reconciler restarted, for up to 35.
     pub last_reported: String,
 }
 
-/// Whether an Event is a warning of the reconciler about an Ingress that lasts.
-fn is_fault(event: &Event) -> bool {
+/// Whether an Event of the reconciler is a warning about an Ingress that lasts, or the end of one.
+fn is_report(event: &Event) -> bool {
+    let is_lasting = || event.type_.as_deref() == Some("Warning") && event.reason.as_deref() != Some(reason::INEFFECTIVE_ANNOTATION);
     event.reporting_controller.as_deref() == Some(names::EVENT_CONTROLLER)
-        && event.type_.as_deref() == Some("Warning")
         && event.regarding.as_ref().is_some_and(|about| about.kind.as_deref() == Some("Ingress"))
-        && event.reason.as_deref() != Some(reason::INEFFECTIVE_ANNOTATION)
+        && (is_end(event) || is_lasting())
+}
+
+fn is_end(event: &Event) -> bool {
+    event.reason.as_deref() == Some(reason::FAULT_RESOLVED)
 }
 
 /// Faults by namespace and name.
@@ -59,7 +64,7 @@ pub(super) fn reasons(view: &ClusterView) -> BTreeMap<(&str, &str), &str> {
 /// The newest Event of each fault that lasts, with its time.
 fn newest(view: &ClusterView) -> BTreeMap<(&str, &str), (Timestamp, &Event)> {
     let mut newest: BTreeMap<(&str, &str), (Timestamp, &Event)> = BTreeMap::new();
-    for event in view.events.iter().filter(|event| is_fault(event)) {
+    for event in view.events.iter().filter(|event| is_report(event)) {
         let Some((at, id)) = reported(event).zip(subject(view, event)) else { continue };
         let reported = Duration::from_secs(at.as_second().try_into().unwrap_or(0));
         if view.now > reported + REPEAT_INTERVAL + MAX_REPEAT_DELAY {
@@ -70,6 +75,7 @@ fn newest(view: &ClusterView) -> BTreeMap<(&str, &str), (Timestamp, &Event)> {
             *shown = (at, event);
         }
     }
+    newest.retain(|_, (_, event)| !is_end(event));
     newest
 }
 

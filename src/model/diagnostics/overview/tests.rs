@@ -276,6 +276,11 @@ fn fault_of_an_ingress_is_its_newest_event_that_is_not_overdue() {
         other[field] = value;
         assert_eq!(faults(&[other], Some(&["a"]), None).len(), 0, "{field}");
     }
+    for (end, shown) in [(3, 0), (7, 1)] {
+        let mut resolved = event("a", "FaultResolved", "The faults of earlier Events have ended.", end);
+        resolved["type"] = json!("Normal");
+        assert_eq!(faults(&[event("a", "NameConflict", "x", 5), resolved], Some(&["a"]), None).len(), shown, "{end} min ago");
+    }
     let mut replaced = event("a", "InvalidIngress", "x", 1);
     replaced["regarding"]["uid"] = json!("before");
     assert_eq!(faults(&[replaced], Some(&["a"]), None).len(), 0, "an earlier Ingress of the name");
