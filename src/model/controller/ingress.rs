@@ -11,6 +11,7 @@ pub mod certificates;
 pub mod claims;
 pub mod config;
 pub mod device_site;
+pub mod faults;
 pub mod items;
 pub mod quota;
 pub mod rejection;

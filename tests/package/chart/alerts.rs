@@ -94,7 +94,7 @@ fn cases() -> Vec<Case> {
             labels: &["cluster", "namespace", "proxygroup"],
             ..new("TailyardReplicaLost", "tailyard_lost_replicas", &[("cluster", "b"), ("proxygroup", "eg")], "1", "0")
         },
-        new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "rejected")], "2", "0"),
+        new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "pending")], "2", "0"),
         new("TailyardIngressFault", "tailyard_ingress_faults", &[("reason", "InvalidIngress")], "2", "0"),
         new("TailyardStandaloneProxyUnserved", "tailyard_standalone_proxies", &[("kind", "Ingress"), ("state", "pending")], "2", "0")
             .beside("tailyard_standalone_proxies", &[("kind", "Ingress"), ("state", "rejected")], "3"),

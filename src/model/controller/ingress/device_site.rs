@@ -12,11 +12,9 @@ use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::rejection::NO_CERTIFICATES;
 use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::ingress::summary::issued;
 use crate::model::controller::ingress::{capacity, standalone_certificate};
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::requests::Parent;
-use crate::model::controller::workload::ingress_summary::Certified;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -123,17 +121,4 @@ fn former_certificates(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, dns: 
     let former: Vec<_> =
         ours.filter(|(object, secret)| !is_retained(&object.name, secret)).map(|(object, secret)| deletion(object, secret)).collect();
     work.plan.delete.extend(former);
-}
-
-/// Why the certificate of a device's name cannot be ordered.
-pub(crate) fn failing(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Option<String> {
-    if !matches!(item.state, ServiceState::Device) {
-        return None;
-    }
-    let (state, reason) = issued(work, &shape.owner, &item.dns);
-    let action = match reason.as_str() {
-        "HTTPSDisabled" => "enable HTTPS certificates in the DNS page of the admin console",
-        _ => "it is tried again; the log of the proxy has the details",
-    };
-    (state == Certified::Failing).then(|| format!("The certificate for {} cannot be ordered ({reason}): {action}.", item.dns))
 }

@@ -12,15 +12,16 @@ use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
 use crate::api::names;
 use crate::api::routes::Listener;
 use crate::model::base::conditions::ConditionStatus;
-use crate::model::controller::ingress::advertise::{live, serves, unapproved};
+use crate::model::controller::ingress::advertise::{live, serves};
 use crate::model::controller::ingress::claims::{IngressClaim, subject};
 use crate::model::controller::ingress::config::node_site;
+use crate::model::controller::ingress::faults::{beside, fault, remark, unadvertised};
 use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
-use crate::model::controller::ingress::rejection::{NO_CERTIFICATES, Rejection};
+use crate::model::controller::ingress::rejection::Rejection;
+use crate::model::controller::ingress::routes;
 use crate::model::controller::ingress::service_state::is_device;
 use crate::model::controller::ingress::spec::{L4Service, PublishTarget, service_name};
 use crate::model::controller::ingress::summary::{Extent, SummaryBuilder};
-use crate::model::controller::ingress::{device_site, routes};
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ObjectUpdate;
@@ -77,9 +78,12 @@ impl IngressPlan<'_> {
         let finalized = accepts || finalizers::has(claim.object.metadata(), claim.finalizer);
         summary.certificates(work, &shape.owner, item);
         // An unavailable control plane is not waited for.
-        let waits = || matches!(item.state, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_));
-        if undecided(work, shape, item) && waits() {
+        let is_awaited =
+            || matches!(item.state, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_));
+        if undecided(work, shape, item) && is_awaited() {
             summary.unknown();
+            let waits = unadvertised(work, shape, (claim, item), (&balancer(claim), 0));
+            report_fault(work, claim, waits.as_ref());
             return update(work, claim, finalized, None, balancer(claim));
         }
         let serving = serving(work, shape, item, &name);
@@ -99,9 +103,13 @@ impl IngressPlan<'_> {
             conditions.set(INGRESS_SVC_CONFIGURED, status, reason, message);
             conditions.changed()
         });
+        let waits = unadvertised(work, shape, (claim, item), (&status, serving)).filter(|_| fault.is_none());
+        let waits = waits.as_ref().map(|waits| (Extent::Nothing, waits));
         let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
-        summary.name(&claim.claimant, shown, serving > 0);
-        report_fault(work, claim, shown.map(|(_, rejection)| rejection));
+        summary.name(&claim.claimant, shown.or(waits), serving > 0 && waits.is_none());
+        for (_, fault) in shown.into_iter().chain(waits) {
+            report_fault(work, claim, Some(fault));
+        }
         update(work, claim, finalized, conditions, status);
     }
 
@@ -146,10 +154,6 @@ fn mapped<'a>(own: &'a [String], whole: &L4Service) -> Vec<&'a String> {
     of_family(true).or(own.first()).into_iter().collect()
 }
 
-const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \
-     and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
-     spec.tls[].secretName, and no older Ingress names the same hosts.";
-
 fn report_fault(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>) {
     if let Some(Rejection { reason, message }) = fault {
         work.lasting(subject(&claim.claimant), reason, message.clone());
@@ -176,63 +180,6 @@ fn serving(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) 
         _ => serves(replica, name),
     };
     work.observed.replicas.range(..shape.spec.replicas).filter(|(_, replica)| serves(replica)).count()
-}
-
-/// Why a valid name is not served.
-fn fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
-    let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
-    match &item.state {
-        ServiceState::Unsupported if node_site(item).is_some() => None,
-        ServiceState::Conflict(why) => Some(Rejection::new("InvalidTailscaleService", why.message(name))),
-        ServiceState::Unsupported if !shape.role().is_replicated => {
-            Some(Rejection::new(reason::NO_CERTIFICATES, NO_CERTIFICATES.to_owned()))
-        }
-        ServiceState::Unsupported => Some(Rejection::new("NoTailscaleServices", NEVER.to_owned())),
-        ServiceState::ByRoute(own) => routes::denied(work, shape.spec.replicas, own),
-        _ => denied.map(|denial| Rejection::new("TailscaleServiceDenied", denial.why.clone())),
-    }
-}
-
-/// Message about a Service in addition to the number of replicas.
-fn beside(work: &Pass<'_>, item: &Item, name: &str, serving: usize) -> String {
-    let ServiceState::ByRoute(own) = &item.state else { return rejected(work, name, serving) };
-    let own = own.join(" and ");
-    format!(
-        ", by a route to {own}: the control plane has no Tailscale Services, so there is no name for it, and clients must accept routes{}",
-        rejected(work, name, serving)
-    )
-}
-
-/// Faults of parts of an advertised name, in one message.
-fn remark(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
-    let failing = device_site::failing(work, shape, item);
-    let notes: Vec<_> = item.spec.notes.iter().cloned().chain(failing).chain(funnel_errors(work, shape, item, name)).collect();
-    let (extent, reason) =
-        if notes.is_empty() { (Extent::Nothing, reason::CERTIFICATE_EXPIRING) } else { (Extent::Part, reason::PARTIALLY_ADVERTISED) };
-    let all: Vec<_> = notes.into_iter().chain(item.spec.warnings.iter().cloned()).collect();
-    (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
-}
-
-/// Why Funnel does not work for a host, from the first replica that reports an error.
-fn funnel_errors(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
-    let requests_funnel = matches!(&item.spec.target, PublishTarget::Site(site) if site.funnel);
-    let states = work.observed.replicas.range(..shape.spec.replicas).filter_map(|(_, replica)| replica.state.as_ref());
-    let why = states.filter(|_| requests_funnel).find_map(|state| state.funnel_errors.get(name))?;
-    Some(format!("It is not reached from the internet (Funnel), as {why}."))
-}
-
-/// Suffix of a status message: the number of unapproved replicas, else why the first replica with a reason rejects the name, if none serves
-/// it.
-fn rejected(work: &Pass<'_>, name: &str, serving: usize) -> String {
-    let count = work.observed.replicas.values().filter(|replica| live(replica) && unapproved(replica, name)).count();
-    if count > 0 {
-        return format!(
-            "; {count} not approved for {name}: approve them in the admin console, or list their tag in autoApprovers.services"
-        );
-    }
-    let states = work.observed.replicas.values().filter(|replica| replica.pod.is_some()).filter_map(|replica| replica.state.as_ref());
-    let mut why = states.filter_map(|state| state.ingress.as_ref()?.rejected.get(name)).filter(|why| !why.is_empty());
-    why.next().filter(|_| serving == 0).map_or_else(String::new, |why| format!("; {}", why.join("; ")))
 }
 
 /// The conditions of a Service; `None` for an Ingress, which has none.

@@ -15,8 +15,10 @@ use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::ingress::advertise::advertised_names;
 use crate::model::controller::ingress::claims::{IngressClaim, claims, subject};
+use crate::model::controller::ingress::faults::has_address;
 use crate::model::controller::ingress::items::IngressPlan;
 use crate::model::controller::ingress::rejection::Rejection;
+use crate::model::controller::ingress::report::{balancer_of, unserved};
 use crate::model::controller::ingress::service_state::{lacks_services, listed};
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::policy::requests::Parent;
@@ -304,13 +306,13 @@ fn report_unserved(work: &mut PlanPart<'_>, before: &IngressConfigMap, done: boo
             let message = || claim.assignment.message(work.observed.key.group_name(), fault);
             let unusable = || Rejection::new(reason::PROXY_GROUP_NOT_READY, message());
             let refused = claim.is_requested.then(|| claim.fault().unwrap_or_else(unusable));
-            let quiet = matches!(claim.object, Parent::Ingress(_)) && !done;
+            let quiet = matches!(claim.object, Parent::Ingress(_)) && !done && has_address(&balancer_of(claim.object));
             let refused = refused.as_ref().filter(|_| !quiet);
             if let Some(Rejection { reason, message }) = refused {
                 work.lasting(subject(&claim.claimant), reason, message.clone());
             }
             let remains = !done || work.observed.publish.served_by_others.contains(&claim.claimant);
-            crate::model::controller::ingress::report::unserved(work, &claim, refused, remains);
+            unserved(work, &claim, refused, remains);
         }
     }
 }

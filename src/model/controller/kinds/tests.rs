@@ -25,6 +25,7 @@ mod cost;
 mod defaults;
 mod devices;
 mod handover;
+mod ingress_faults;
 mod objects;
 mod orders;
 mod pod_faults;
