@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 
+use imbl::ordset::DiffItem;
 use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 use serde::Serialize;
@@ -89,20 +90,6 @@ impl NetMap {
         (1..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
     }
 
-    /// Subnet routes that contain one of these addresses of the cluster, with the first of these. A peer's own address is no subnet.
-    pub fn overlaps(&self, cluster: &BTreeSet<IpAddr>) -> BTreeMap<IpNet, IpAddr> {
-        let mut found = BTreeMap::new();
-        for ip in cluster {
-            let longest = if ip.is_ipv4() { 32 } else { 128 };
-            let own = |net: &IpNet| net.prefix_len() == longest && in_tailscale_range(net.addr());
-            let nets = (1..=longest).filter_map(|length| Some(IpNet::new(*ip, length).ok()?.trunc()));
-            for net in nets.filter(|net| self.routes.contains(net) && !own(net)) {
-                found.entry(net).or_insert(*ip);
-            }
-        }
-        found
-    }
-
     /// Reads the netmap of a file. Returns unreadable entries, which are skipped.
     pub fn from_file(file: &File) -> (Self, Vec<BadEntry>) {
         let mut faults = Vec::new();
@@ -124,6 +111,44 @@ impl NetMap {
         }
         (netmap, faults)
     }
+}
+
+/// Accepted routes that cover addresses of the cluster, with one of these.
+pub type RouteOverlaps = BTreeMap<IpNet, IpAddr>;
+
+/// Subnet routes of a netmap: no default route, and no peer's own address.
+#[derive(Debug, Default)]
+pub struct SubnetRoutes {
+    /// Those that the subnets were found in.
+    routes: OrdSet<IpNet>,
+    subnets: BTreeSet<IpNet>,
+}
+
+impl SubnetRoutes {
+    /// Takes those of a netmap. Costs the difference to the one before.
+    pub fn follow(&mut self, netmap: &NetMap) {
+        for change in self.routes.diff(&netmap.routes) {
+            match change {
+                DiffItem::Add(net) if is_subnet(net) => drop(self.subnets.insert(*net)),
+                DiffItem::Add(_) => {}
+                DiffItem::Remove(net) => drop(self.subnets.remove(net)),
+            }
+        }
+        self.routes.clone_from(&netmap.routes);
+    }
+
+    /// Those that contain one of these addresses of the cluster, with the first of the first set. Costs one lookup in each set per subnet.
+    /// The address of a route that is among the former ones stays: endpoints come and go.
+    pub fn overlaps(&self, cluster: [&BTreeSet<IpAddr>; 2], former: Option<&RouteOverlaps>) -> RouteOverlaps {
+        let covered = |net: &IpNet| cluster.iter().find_map(|set| set.range(net.network()..=net.broadcast()).next().copied());
+        let named = |net: &IpNet, ip| *former.and_then(|former| former.get(net)).unwrap_or(&ip);
+        self.subnets.iter().filter_map(|net| Some((*net, named(net, covered(net)?)))).collect()
+    }
+}
+
+fn is_subnet(net: &IpNet) -> bool {
+    let is_host = net.prefix_len() == net.max_prefix_len();
+    net.prefix_len() > 0 && !(is_host && in_tailscale_range(net.addr()))
 }
 
 /// An invalid address or prefix in a netmap file.
@@ -273,14 +298,60 @@ mod tests {
         let mut netmap = example();
         let routes = ["fd00:10::/56", "10.244.0.0/16", "10.244.2.0/24", "100.70.0.0/16", "0.0.0.0/0"];
         netmap.routes.extend(routes.map(|text| text.parse::<IpNet>().expect("a prefix")));
+        let mut subnets = SubnetRoutes::default();
+        subnets.follow(&netmap);
         let found = |cluster: &[&str]| {
             let cluster = cluster.iter().map(|text| text.parse().expect("an address")).collect();
-            netmap.overlaps(&cluster).into_iter().map(|(net, ip)| format!("{net} {ip}")).collect::<Vec<_>>()
+            let found = subnets.overlaps([&cluster, &BTreeSet::new()], None);
+            found.into_iter().map(|(net, ip)| format!("{net} {ip}")).collect::<Vec<_>>()
         };
         assert_eq!(found(&["10.244.2.7", "10.244.3.9"]), ["10.244.0.0/16 10.244.2.7", "10.244.2.0/24 10.244.2.7"]);
         assert_eq!(found(&["fd00:10::7", "10.96.0.1"]), ["fd00:10::/56 fd00:10::7"]);
         assert_eq!(found(&["100.70.1.1"]), ["100.70.0.0/16 100.70.1.1"], "a Pod network in the tailnet's range");
         assert!(found(&["100.64.0.2", "192.168.1.1"]).is_empty(), "a peer's address, and an address of an exit node's default route");
+    }
+
+    #[test]
+    fn address_of_a_reported_overlap_stays_while_the_route_covers_another_one() {
+        let (mut netmap, mut subnets) = (example(), SubnetRoutes::default());
+        subnets.follow(&netmap);
+        let set = |texts: &[&str]| texts.iter().map(|text| text.parse().expect("an address")).collect::<BTreeSet<IpAddr>>();
+        let own = set(&["10.1.9.1"]);
+        let before = subnets.overlaps([&BTreeSet::new(), &set(&["10.1.2.1", "10.2.0.1"])], None);
+        assert_eq!(before, [("10.1.0.0/16".parse().expect("a prefix"), "10.1.2.1".parse().expect("an address"))].into());
+        assert_eq!(subnets.overlaps([&own, &set(&["10.1.2.2"])], Some(&before)), before);
+        assert_eq!(subnets.overlaps([&own, &set(&["10.1.2.2"])], None).values().copied().collect::<BTreeSet<_>>(), own, "the first set");
+        assert!(subnets.overlaps([&BTreeSet::new(), &set(&["10.2.0.1"])], Some(&before)).is_empty());
+        netmap.routes.remove(&"10.1.0.0/16".parse::<IpNet>().expect("a prefix"));
+        subnets.follow(&netmap);
+        assert!(subnets.overlaps([&own, &own], Some(&before)).is_empty());
+    }
+
+    proptest::proptest! {
+        /// The subnets after any changes are those of the last netmap, and cover what a look at each address finds.
+        #[test]
+        fn overlaps_after_changes_are_those_of_the_newest_netmap(
+            steps in proptest::collection::vec(proptest::collection::btree_set((0..4_u8, 0..4_u8, 0..33_u8), 0..12), 1..5),
+            cluster in proptest::collection::btree_set((0..4_u8, 0..4_u8), 0..8),
+        ) {
+            let ip = |net: u8, host: u8| IpAddr::from([[10, 100, 0, 172][usize::from(net)], 64, net, host]);
+            let cluster: BTreeSet<IpAddr> = cluster.into_iter().map(|(net, host)| ip(net, host)).collect();
+            let (one, other): (BTreeSet<_>, BTreeSet<_>) = cluster.iter().partition(|ip| ip.to_string().ends_with('1'));
+            let mut subnets = SubnetRoutes::default();
+            for step in steps {
+                let nets = step.into_iter().map(|(net, host, length)| IpNet::new(ip(net, host), length).expect("a prefix").trunc());
+                let netmap = NetMap { routes: nets.collect(), ..NetMap::default() };
+                subnets.follow(&netmap);
+                let covers = |net: &&IpNet| {
+                    let is_peer = net.prefix_len() == 32 && in_tailscale_range(net.addr());
+                    net.prefix_len() > 0 && !is_peer && cluster.iter().any(|ip| net.contains(ip))
+                };
+                let wanted: BTreeSet<IpNet> = netmap.routes.iter().filter(covers).copied().collect();
+                let found = subnets.overlaps([&one, &other], None);
+                proptest::prop_assert!(found.iter().all(|(net, ip)| net.contains(ip) && cluster.contains(ip)));
+                proptest::prop_assert_eq!(found.into_keys().collect::<BTreeSet<_>>(), wanted);
+            }
+        }
     }
 
     #[test]

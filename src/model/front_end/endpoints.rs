@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
+use crate::model::front_end::vhosts::Vhosts;
+
 /// Label with the name of a slice's Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 
@@ -101,6 +103,13 @@ pub struct ServiceSlice {
     endpoints: Vec<Endpoint>,
     /// Number of the list or watch that delivered it.
     list: u64,
+}
+
+/// Addresses that requests are sent to: endpoints, and the `ClusterIP` of each backend.
+pub fn dialed(sites: &Vhosts, endpoints: &BTreeMap<ServicePort, Vec<Endpoint>>) -> BTreeSet<IpAddr> {
+    let services = sites.values().flat_map(|site| site.backends()).filter_map(|backend| backend.address.parse().ok());
+    let endpoints = endpoints.values().flatten().map(|endpoint| endpoint.address);
+    services.chain(endpoints).map(|address: SocketAddr| address.ip()).collect()
 }
 
 impl Slices {

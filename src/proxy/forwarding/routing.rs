@@ -5,14 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::edge::link::LinkState;
 use crate::edge::link::routing_rules::{open_tunnel, sync};
 use crate::model::base::net::InterfaceName;
-use crate::model::base::netmap::NetMap;
+use crate::model::base::netmap::{NetMap, RouteOverlaps, SubnetRoutes};
 use crate::model::firewall::routing::rules;
 use crate::proxy::tailnet::daemon::DaemonState;
 use crate::proxy::tailnet::peer_warmup::WarmupProgress;
@@ -23,20 +22,26 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of reads: another program may delete our rules.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Accepted routes that cover addresses of the cluster, with the first of these.
-pub type RouteOverlaps = BTreeMap<IpNet, IpAddr>;
+/// Accepted routes, and addresses of the cluster.
+#[derive(Debug)]
+pub struct OverlapInputs {
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// Addresses of the Pod, its node, the API server and DNS servers.
+    pub cluster: BTreeSet<IpAddr>,
+    /// Addresses that the HTTP front end connects to.
+    pub backends: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
+}
 
-/// Keeps the rules equal to those for the newest netmap. `cluster` has known addresses of the cluster: the Pod's, its node's, the API
-/// server's, those of DNS servers.
-pub async fn run(
-    tailnet: InterfaceName,
-    cluster: BTreeSet<IpAddr>,
-    mut netmap: watch::Receiver<Option<Arc<NetMap>>>,
-    published: watch::Sender<Option<RouteOverlaps>>,
-) {
+/// Keeps the rules equal to those for the newest netmap and addresses.
+pub async fn run(tailnet: InterfaceName, inputs: OverlapInputs, published: watch::Sender<Option<RouteOverlaps>>) {
+    let OverlapInputs { mut netmap, cluster, mut backends } = inputs;
+    let mut subnets = SubnetRoutes::default();
     let (mut written, mut due, mut reported) = (None, Instant::now(), false);
     loop {
-        let overlaps = netmap.borrow_and_update().as_ref().map(|netmap| netmap.overlaps(&cluster));
+        let overlaps = netmap.borrow_and_update().as_ref().map(|netmap| {
+            subnets.follow(netmap);
+            subnets.overlaps([&cluster, &backends.borrow_and_update()], published.borrow().as_ref())
+        });
         if overlaps.is_some() && put(&published, overlaps.clone()) {
             for (route, address) in overlaps.iter().flatten() {
                 tracing::warn!(%route, %address, "accepted route covers an address of the cluster; the proxy does not use it for its own connections and replies");
@@ -57,6 +62,7 @@ pub async fn run(
         }
         tokio::select! {
             Ok(()) = netmap.changed() => {}
+            Ok(()) = backends.changed() => {}
             () = sleep_until(due) => {}
         }
     }

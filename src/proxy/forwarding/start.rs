@@ -11,6 +11,7 @@ use tokio::task::spawn_blocking;
 use crate::edge::dns::{self, RESOLV_CONF};
 use crate::edge::kube::Cluster;
 use crate::edge::link::{self, LinkState, Links};
+use crate::model::base::netmap::RouteOverlaps;
 use crate::model::config::IngressConfig;
 use crate::model::plan::Planned;
 use crate::model::plan::world::{Single, World};
@@ -24,7 +25,7 @@ use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::backend::LiveKernel;
 use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::flow_cleanup::{FlowCleaner, TerminatedFlows};
-use crate::proxy::forwarding::routing::{self, RouteOverlaps, TunnelInputs};
+use crate::proxy::forwarding::routing::{self, OverlapInputs, TunnelInputs};
 use crate::proxy::forwarding::ruleset_sync::{self, Programmed};
 use crate::proxy::forwarding::{planner, resolve};
 use crate::proxy::state_secret::writer::Store;
@@ -55,6 +56,8 @@ pub struct ForwardingPart {
     pub switches: watch::Receiver<Vec<String>>,
     /// Accepted routes that cover addresses of the cluster; `None` before the first netmap.
     pub overlaps: watch::Receiver<Option<RouteOverlaps>>,
+    /// Addresses that the HTTP front end connects to.
+    pub backends: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     /// True when forwarding ends.
     pub(super) closing: watch::Sender<bool>,
 }
@@ -82,6 +85,7 @@ impl ForwardingPart {
         let (off, switches) = watch::channel(Vec::new());
         let predecessor = watch::Sender::new(None);
         let (overlaps_in, overlaps) = watch::channel(None);
+        let backends = watch::Sender::default();
         let enabled = settings.forwards();
         let (mut link, mut warmup) = (None, None);
         if enabled {
@@ -106,11 +110,26 @@ impl ForwardingPart {
             tasks.run_until_stop("flow-cleanup", cleaner.run());
             tasks.run_until_stop("forwarding", super::run(off));
             let cluster = cluster_addresses(settings, pod_ips).await;
-            tasks.run_until_stop("routing", routing::run(settings.interface.clone(), cluster, tailnet.netmap.clone(), overlaps_in));
+            let inputs = OverlapInputs { netmap: tailnet.netmap.clone(), cluster, backends: backends.subscribe() };
+            tasks.run_until_stop("routing", routing::run(settings.interface.clone(), inputs, overlaps_in));
         } else {
             tasks.run_until_stop("ruleset sync", keep_open((live, programmed_in, cleaner, off, overlaps_in)));
         }
-        Self { enabled, names: report, planned, programmed, firewall, ended, link, warmup, predecessor, switches, overlaps, closing }
+        Self {
+            enabled,
+            names: report,
+            planned,
+            programmed,
+            firewall,
+            ended,
+            link,
+            warmup,
+            predecessor,
+            switches,
+            overlaps,
+            backends,
+            closing,
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! Known endpoints stay while the API is unavailable. A namespace without read permission is reported, and its backends use their
 //! `ClusterIP`. Only slices of backends are stored: a new backend lists its namespace again. So does one whose endpoints had no room.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange, WatchedItem};
-use crate::model::front_end::endpoints::{Endpoint, ServicePort, ServiceSlice, Slices, WantedPorts};
+use crate::model::front_end::endpoints::{Endpoint, ServicePort, ServiceSlice, Slices, WantedPorts, dialed};
 use crate::model::front_end::vhosts::Vhosts;
 use crate::runtime::timer::until;
 use crate::runtime::watch_ext::put;
@@ -86,6 +87,25 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, e
                 following.publish(&endpoints);
                 (published, is_changed) = (Some(Instant::now()), false);
             }
+        }
+    }
+}
+
+/// Publishes the addresses that the front end connects to. Ends when the sender of virtual hosts is dropped.
+pub async fn publish_dialed(
+    mut sites: watch::Receiver<Arc<Vhosts>>,
+    mut endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
+    addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
+) {
+    loop {
+        let (current_sites, current) = (Arc::clone(&sites.borrow_and_update()), Arc::clone(&endpoints.borrow_and_update()));
+        put(&addresses, Arc::new(dialed(&current_sites, &current.endpoints)));
+        drop((current_sites, current));
+        tokio::select! {
+            Ok(()) = endpoints.changed() => {}
+            update = sites.changed() => if update.is_err() {
+                return;
+            },
         }
     }
 }
@@ -295,6 +315,8 @@ impl NamespaceWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::routes::Backend;
+    use crate::model::front_end::vhosts::{Proxied, RouteTarget, Vhost, VhostRoute};
 
     fn idle(tasks: &mut JoinSet<()>) -> AbortHandle {
         tasks.spawn(std::future::pending())
@@ -302,6 +324,39 @@ mod tests {
 
     fn put() -> WatchChange<()> {
         WatchChange::Put(())
+    }
+
+    #[tokio::test]
+    async fn addresses_that_the_front_end_connects_to_follow_backends_and_endpoints() {
+        let set = |texts: &[&str]| Arc::new(texts.iter().map(|text| text.parse().expect("an address")).collect::<BTreeSet<IpAddr>>());
+        let (sites, sites_in) = watch::channel(Arc::new(Vhosts::new()));
+        let (endpoints, endpoints_in) = watch::channel(Arc::new(UpstreamEndpoints::default()));
+        let addresses = watch::Sender::default();
+        let mut published = addresses.subscribe();
+        let work = tokio::spawn(publish_dialed(sites_in, endpoints_in, addresses));
+        let mut next = async || {
+            published.changed().await.expect("a sender");
+            Arc::clone(&published.borrow_and_update())
+        };
+        let backend = |address: &str| {
+            let backend = Backend { namespace: "shop".into(), service: "web".into(), address: address.into(), ..Backend::default() };
+            let target = RouteTarget::Backend(Proxied { backend: backend.into(), ..Proxied::default() });
+            VhostRoute { host: None, port: None, path: "/".into(), exact: false, target }
+        };
+        let routes = ["10.96.0.7:80", "[fd00::7]:80", "web.shop.svc:80"].map(backend).into();
+        sites.send_replace(Arc::new([("svc:shop".to_owned(), Arc::new(Vhost { routes, ..Vhost::default() }))].into()));
+        assert_eq!(next().await, set(&["10.96.0.7", "fd00::7"]));
+        let port = ServicePort { namespace: "shop".into(), service: "web".into(), port: String::new() };
+        let ready = ["10.0.2.1:8080", "10.0.2.2:8080"]
+            .map(|address| Endpoint { address: address.parse().expect("an address"), topology: Arc::default() });
+        let ready = [(port, ready.into())].into();
+        endpoints.send_replace(Arc::new(UpstreamEndpoints { endpoints: ready, ..UpstreamEndpoints::default() }));
+        assert_eq!(next().await, set(&["10.0.2.1", "10.0.2.2", "10.96.0.7", "fd00::7"]));
+        drop(endpoints);
+        sites.send_replace(Arc::default());
+        assert_eq!(next().await, set(&["10.0.2.1", "10.0.2.2"]), "the ports are the watch's to remove");
+        drop(sites);
+        work.await.expect("it ends");
     }
 
     #[tokio::test]

@@ -89,13 +89,15 @@ impl IngressPart {
 impl Listening {
     /// Starts the front end; logs and returns `None` if TLS cannot be initialized.
     fn start(inputs: IngressInputs<'_>, daemon: &DaemonHandle, tasks: &mut Tasks) -> Option<Self> {
-        let IngressInputs { settings, cluster, configs, tailnet, .. } = inputs;
+        let IngressInputs { settings, cluster, configs, tailnet, forwarding } = inputs;
         let (sites_sender, sites) = watch::channel(Arc::default());
         tasks.run_until_stop("sites", follow(configs.serve.services.clone(), settings.node_sites, sites_sender));
         let (endpoints_sender, endpoints) = watch::channel(Arc::default());
         if let Some(cluster) = cluster.cloned() {
             tasks.run_until_stop("endpoints", endpoints::follow(cluster, sites.clone(), endpoints_sender));
         }
+        let dialed = endpoints::publish_dialed(sites.clone(), endpoints.clone(), forwarding.backends.clone());
+        tasks.run_until_stop("addresses of backends", dialed);
         let front_end = &settings.front_end;
         let shares = Shares::of(resources::descriptors(), resources::memory(), front_end.max_connections);
         tracing::info!(

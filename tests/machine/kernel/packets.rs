@@ -6,15 +6,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use socket2::SockRef;
 use tailyard::edge::link::routing_rules::sync;
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::base::netmap::{NetMap, SelfNode};
+use tailyard::model::base::netmap::{NetMap, SelfNode, SubnetRoutes};
 use tailyard::model::base::small_set::SortedSet;
 use tailyard::model::config::IngressConfig;
 use tailyard::model::firewall::routing::rules;
 use tailyard::model::firewall::ruleset::Ruleset;
 use tailyard::model::firewall::{Audit, Counters, Traffic};
+use tailyard::model::front_end::endpoints::{Endpoint, ServicePort, dialed};
+use tailyard::model::front_end::vhosts::Vhosts;
 use tailyard::model::plan::Planned;
 use tailyard::model::plan::world::World;
 
@@ -542,16 +545,45 @@ fn neighbour_reaches_no_tailscale_service(backend: Backend) {
     }
 }
 
-/// tailscaled's table, ahead of the main one, with the cluster's own ranges: another node of the tailnet advertises them.
+/// Writes tailscaled's table, ahead of the main one, with these routes: another node of the tailnet advertises them.
+fn accept(proxy: &Node, routes: &[impl std::fmt::Display]) {
+    for family in ["-4", "-6"] {
+        proxy.feed(&["ip", family, "rule", "add", "pref", "5270", "lookup", "52"], "");
+    }
+    proxy.ip(&routes.iter().map(|net| format!("route add {net} dev {TAILNET} table 52\n")).collect::<String>());
+}
+
+/// A route over the Pods of another zone covers no address of the replica, but backends of its HTTP front end.
+fn accepted_route_over_backends_takes_no_request(backend: Backend) {
+    let scene = Scene::build();
+    let (proxy, client) = (scene.proxy(), &scene.lab.clients[0]);
+    let _firewall = Firewall::load(backend, proxy, scene.ruleset());
+    let backends = Family::ALL.map(|family| SocketAddr::new(client.cluster[&family], BACKEND));
+    let covering = backends.map(|backend| IpNet::from(backend.ip()));
+    accept(proxy, &covering);
+    let mut subnets = SubnetRoutes::default();
+    subnets.follow(&NetMap { routes: covering.into_iter().collect(), ..NetMap::default() });
+    let own: BTreeSet<IpAddr> = proxy.cluster.values().copied().collect();
+    let endpoints = backends.map(|address| Endpoint { address, topology: Arc::default() });
+    let port = ServicePort { namespace: "shop".into(), service: "web".into(), port: "http".into() };
+    for (endpoints, is_reached) in [(Vec::new(), false), (endpoints.to_vec(), true)] {
+        let dialed = dialed(&Vhosts::new(), &[(port.clone(), endpoints)].into());
+        let rules = rules(&InterfaceName::tailscale0(), subnets.overlaps([&own, &dialed], None).keys());
+        proxy.ns.block_on(|| sync(&rules)).expect("the namespace").expect("routing rules");
+        for to in backends {
+            let answer = proxy.ask_tcp(to, if is_reached { PATIENCE } else { Duration::from_millis(300) });
+            assert_eq!(answer.is_ok(), is_reached, "{to}: {answer:?}");
+        }
+    }
+}
+
+/// The routes have the cluster's own ranges.
 fn accepted_route_over_the_cluster_takes_no_traffic(backend: Backend) {
     use Expect::{Own, Refused, Relayed};
     let scene = Scene::build();
     let (proxy, client) = (scene.proxy(), &scene.lab.clients[0]);
     let covering = ["10.42.0.0/24", "fd42::/64"];
-    for family in ["-4", "-6"] {
-        proxy.feed(&["ip", family, "rule", "add", "pref", "5270", "lookup", "52"], "");
-    }
-    proxy.ip(&covering.map(|net| format!("route add {net} dev {TAILNET} table 52\n")).concat());
+    accept(proxy, &covering);
     // The strictest check of source addresses.
     proxy.sysctl("net.ipv4.conf.all.rp_filter", "1");
     let firewall = Firewall::load(backend, proxy, scene.ruleset());
@@ -628,6 +660,7 @@ on_every_backend!(
     address_without_mapping_is_refused_at_once,
     neighbour_reaches_no_tailscale_service,
     accepted_route_over_the_cluster_takes_no_traffic,
+    accepted_route_over_backends_takes_no_request,
     match_port_traffic_leaves_only_by_the_tailnet,
     whole_address_traffic_leaves_only_by_the_tailnet,
     flows_and_bytes_are_counted_by_match_port,

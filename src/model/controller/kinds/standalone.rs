@@ -37,6 +37,7 @@ use crate::model::controller::workload::pass::{Pass, is_terminating, owner};
 use crate::model::controller::workload::provision;
 use crate::model::controller::workload::provision::{REMAINING, Served};
 use crate::model::controller::workload::replicas::secrets;
+use crate::model::controller::workload::route_overlaps;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::target_rules::takes_allowed;
 use crate::model::plan::world::Single;
@@ -197,6 +198,9 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
             report::report_fault(&mut plan, ingress, (reason, why));
             return plan;
         }
+    }
+    if let Some(overlap) = route_overlaps::condition(pass, 1) {
+        report::report_fault(&mut plan, ingress, (reason::ROUTE_COVERS_CLUSTER, overlap.message));
     }
     let Some((mut is_usable, mut shape)) = shape(&mut plan, Single::None) else { return plan };
     let read = request::ingress(ingress, &shape, had_tags(pass.observed.replicas.get(&0)))

@@ -30,7 +30,9 @@ impl ProxyState {
     /// State for the reason of a condition or Event.
     pub fn of_reason(reason: &str) -> Self {
         match reason {
-            reason::PROXY_CREATED | reason::PARTIALLY_ADVERTISED | reason::CERTIFICATE_EXPIRING => Self::Ready,
+            reason::PROXY_CREATED | reason::PARTIALLY_ADVERTISED | reason::CERTIFICATE_EXPIRING | reason::ROUTE_COVERS_CLUSTER => {
+                Self::Ready
+            }
             reason::PROXY_PENDING | reason::PROXY_MOVING => Self::Pending,
             reason::PROXY_FAILED | reason::CONFIGURATION_FAILED => Self::Failed,
             _ => Self::Rejected,

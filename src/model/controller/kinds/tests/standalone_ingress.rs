@@ -357,3 +357,27 @@ fn state_of_a_proxy_follows_its_ingress() {
     world.settle();
     assert_eq!(world.pass(KEY).proxy, None);
 }
+
+#[test]
+fn accepted_route_over_the_cluster_is_a_lasting_event_of_the_ingress() {
+    let mut world = world();
+    put(&mut world, json!({}), site("shop", "web"));
+    world.settle();
+    let overlaps = |world: &mut World| {
+        let faults = world.pass(KEY).faults.into_iter().filter(|fault| fault.reason == "RouteCoversCluster");
+        faults.map(|fault| (fault.subject.name().to_owned(), fault.message)).collect::<Vec<_>>()
+    };
+    assert_eq!(overlaps(&mut world), []);
+    let state = object(Kind::Secret, &names::replica(&workload(&world), 0));
+    let report = k8s_openapi::ByteString(br#"{"10.0.2.0/24":"10.0.2.7"}"#.to_vec());
+    world.edit(&state, |secret| secret["data"]["tailyard-overlapping-routes.json"] = json!(report));
+    world.settle();
+    let found = overlaps(&mut world);
+    assert!(matches!(&found[..], [(name, message)] if name == "shop" && message.contains("this cluster: 10.0.2.0/24.")), "{found:?}");
+    assert_eq!(world.event_count("RouteCoversCluster"), 1);
+    assert_eq!(world.pass(KEY).proxy, Some(crate::model::controller::workload::proxy_state::ProxyState::Ready), "it is served");
+    world.edit(&state, |secret| secret["data"]["tailyard-overlapping-routes.json"] = Value::Null);
+    world.settle();
+    assert_eq!(overlaps(&mut world), []);
+    ends(world);
+}
