@@ -65,7 +65,8 @@ pub fn is_released(observed: &Observed) -> bool {
     let mut users = group.into_iter().chain(services).chain(ingresses);
     let has_pod = observed.replicas.values().any(|replica| replica.pod.is_some()) || observed.waiting.is_some();
     let has_object = observed.owned.iter().any(|(object, existing)| pass.is_own(object, existing));
-    !has_pod && !has_object && !users.any(|metadata| metadata.finalizers.iter().flatten().any(|name| finalizers::is_own(name)))
+    let is_own = |name: &String| finalizers::is_releasable(name, &observed.settings.types);
+    !has_pod && !has_object && !users.any(|metadata| metadata.finalizers.iter().flatten().any(is_own))
 }
 
 /// The workload that the observed object requests; `None` without an object.

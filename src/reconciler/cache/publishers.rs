@@ -82,7 +82,7 @@ impl ClusterCache {
         // The proxy of an Ingress outlives the request.
         let proxied = claimant.source == PublishSource::Ingress && finalizers::has(metadata, names::FINALIZER);
         keys.extend((proxied && self.assignment.standalone.has(&id.0)).then(|| WorkloadKey::from(&claimant)));
-        let finalized = finalizers::has(metadata, claimant.source.finalizer());
+        let finalized = finalizers::has(metadata, claimant.source.finalizer()) && finalizers::releases_names(&self.types);
         // A proxy of its own does not remove the finalizer of a group.
         let is_orphan = finalized && keys.iter().all(WorkloadKey::is_standalone);
         let has_conditions = || matches!(object, CachedObject::Service(service) if has_conditions(service));

@@ -36,6 +36,8 @@ pub(crate) struct IngressClaim<'a> {
     pub(crate) recorded: Vec<String>,
     /// Finalizer of the object for this plan.
     pub(crate) finalizer: &'static str,
+    /// Whether the object has that finalizer of the Tailscale operator.
+    pub(crate) is_foreign: bool,
 }
 
 impl IngressClaim<'_> {
@@ -89,6 +91,7 @@ pub(crate) fn subject(claimant: &Publisher) -> WorkloadKey {
 pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> Vec<IngressClaim<'a>> {
     let group = observed.key.group_name();
     let (rules, standalone_proxy) = (&*observed.assignment, observed.key.is_standalone());
+    let releases = finalizers::releases_names(&observed.settings.types);
     let mut claims = Vec::new();
     let mut records: BTreeMap<&Origin, Vec<&String>> = BTreeMap::new();
     for (name, origin) in &before.origins {
@@ -111,11 +114,18 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         }
         // While undecided it stays where it is; if that is nowhere, its fault is reported to it.
         let (undecided, unassigned) = (assignment.is_undecided(), observed.key.group() == Some(""));
-        let ours = if undecided { unassigned || !recorded.is_empty() } else { assigned.is_none_or(|assigned| assigned == group) };
+        let is_released = releases || !recorded.is_empty();
+        let ours = match assigned {
+            _ if undecided => unassigned || !recorded.is_empty(),
+            Some(assigned) => assigned == group,
+            // The Tailscale operator withdraws what it published.
+            None => is_released || standalone_proxy,
+        };
         let stays = undecided && !recorded.is_empty();
         let reported = unassigned && assignment.is_faulty();
         let is_requested = (assigned == Some(group) || stays || reported || standalone) && !is_terminating;
-        let claim = IngressClaim { claimant, object, assignment, is_requested, ours, label, recorded, finalizer: marker };
+        let is_foreign = finalized && !standalone_proxy && !is_released;
+        let claim = IngressClaim { claimant, object, assignment, is_requested, ours, label, recorded, finalizer: marker, is_foreign };
         if claim.is_requested || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
             claims.push(claim);
         }

@@ -311,7 +311,7 @@ fn report_unserved(work: &mut PlanPart<'_>, before: &IngressConfigMap, done: boo
             if let Some(Rejection { reason, message }) = refused {
                 work.lasting(subject(&claim.claimant), reason, message.clone());
             }
-            let remains = !done || work.observed.publish.served_by_others.contains(&claim.claimant);
+            let remains = !done || claim.is_foreign || work.observed.publish.served_by_others.contains(&claim.claimant);
             unserved(work, &claim, refused, remains);
         }
     }

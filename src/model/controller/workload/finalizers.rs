@@ -4,6 +4,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER};
+use crate::api::proxygroup::ProxyGroupType;
 
 /// Changes of a validated object: a class or a Tailnet.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,6 +38,17 @@ pub fn change(metadata: &ObjectMeta, own: &str, wanted: bool) -> Option<Vec<Stri
 /// Whether a finalizer is one of ours on objects of users.
 pub fn is_own(name: &str) -> bool {
     [FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER].iter().any(|own| is(name, own))
+}
+
+/// Whether a finalizer of ours, on an object that no config records, is ours to remove where these types of groups are served.
+pub fn is_releasable(name: &str, types: &[ProxyGroupType]) -> bool {
+    is(name, FINALIZER) || (releases_names(types) && is_own(name))
+}
+
+/// Whether that holds for finalizers of groups. If no group that publishes is ours, they are the Tailscale operator's, which finds by them the
+/// group that it withdraws a name from.
+pub fn releases_names(types: &[ProxyGroupType]) -> bool {
+    types.contains(&ProxyGroupType::Ingress)
 }
 
 /// Whether a finalizer is `own`. That of a Service has two forms: since 1.104 the Tailscale operator writes the ProxyGroup's name and a dot
@@ -79,6 +91,20 @@ mod tests {
         }
         assert!(!has(&metadata(&["g.tailscale.com/ingress-pg-finalizer"]), INGRESS_FINALIZER));
         assert!(!has(&metadata(&["g.tailscale.com/finalizer"]), FINALIZER));
+    }
+
+    #[test]
+    fn finalizers_of_groups_are_released_where_groups_that_publish_are_served() {
+        let (egress, all) = ([ProxyGroupType::Egress], ProxyGroupType::SERVED);
+        for (name, with_ingress, with_egress) in [
+            ("tailscale.com/finalizer", true, true),
+            ("tailscale.com/ingress-pg-finalizer", true, false),
+            ("tailscale.com/service-pg-finalizer", true, false),
+            ("web.tailscale.com/service-pg-finalizer", true, false),
+            ("example.com/finalizer", false, false),
+        ] {
+            assert_eq!((is_releasable(name, &all), is_releasable(name, &egress)), (with_ingress, with_egress), "{name}");
+        }
     }
 
     proptest! {

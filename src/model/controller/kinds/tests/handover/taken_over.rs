@@ -1,6 +1,8 @@
 //! Services with finalizers of the Tailscale operator: releases until 1.102 write one without a ProxyGroup's name, later ones with it.
 
 use super::*;
+use crate::api::proxygroup::ProxyGroupType;
+use crate::model::controller::kinds::is_released;
 
 const FOREIGN: &str = "example.com/service-pg-finalizer";
 const FORMS: [&[&str]; 4] = [
@@ -67,5 +69,38 @@ fn uninstall_removes_every_form_of_the_finalizer() {
         world.assignment.uninstall = Some(world.time());
         world.settle();
         assert_eq!(Case::Service.finalizers(&world), [FOREIGN], "{form:?}");
+    }
+}
+
+/// The Tailscale operator serves groups that publish, and this reconciler only egress groups.
+#[test]
+fn finalizer_of_another_operators_group_stays() {
+    // Its group exists, or is created again; the object names it, names none, or is invalid.
+    for (has_group, named) in [(true, None), (true, Some("in")), (false, None), (false, Some("in")), (true, Some("-")), (false, Some("-"))]
+    {
+        for (case, form) in FORMS.into_iter().map(|form| (Case::Service, form)).chain([(Case::Ingress, &[names::INGRESS_FINALIZER][..])]) {
+            let mut world = World::new();
+            world.settings.types = vec![ProxyGroupType::Egress];
+            world.plain("web", json!({}), json!({"clusterIP": "10.96.0.20", "ports": [{"port": 80}]}));
+            if has_group {
+                world.group("in", json!({"type": "ingress"}));
+            }
+            case.put(&mut world, named);
+            let key = ("default".to_owned(), "shop".to_owned());
+            let finalizers: Vec<_> = [&[FOREIGN], form].concat().into_iter().map(str::to_owned).collect();
+            match case {
+                Case::Service => world.services.get_mut(&key).expect("a Service").metadata.finalizers = Some(finalizers.clone()),
+                Case::Ingress => world.ingresses.get_mut(&key).expect("an Ingress").metadata.finalizers = Some(finalizers.clone()),
+            }
+            world.settle();
+            assert_eq!(case.finalizers(&world), finalizers, "{case:?} {has_group} {named:?}");
+            case.delete(&mut world);
+            world.settle();
+            assert_eq!(case.finalizers(&world), finalizers, "{case:?} {has_group} {named:?} in deletion");
+            world.assignment.uninstall = Some(world.time());
+            world.settle();
+            assert_eq!(case.finalizers(&world), finalizers, "{case:?} {has_group} {named:?} in an uninstall");
+            assert!(world.keys_of_work().iter().all(|key| is_released(&world.observe(key.clone()))), "an uninstall does not wait for it");
+        }
     }
 }

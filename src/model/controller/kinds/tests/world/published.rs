@@ -204,6 +204,7 @@ impl World {
         let proxied = metadata.is_some_and(|stored| finalizers::has(stored, names::FINALIZER)) && claimant.source == PublishSource::Ingress;
         groups.extend((proxied && self.assignment.standalone.has(&key.0)).then(|| WorkloadKey::from(claimant)));
         let finalized = metadata.is_some_and(|stored| finalizers::has(stored, claimant.source.finalizer()));
+        let finalized = finalized && finalizers::releases_names(&self.settings.types);
         let faulty = match claimant.source {
             PublishSource::Ingress => self.ingresses.get(&key).is_some_and(|stored| self.assignment.ingress(stored).is_faulty()),
             PublishSource::Service => {
