@@ -204,6 +204,8 @@ pub const UNINSTALL: &str = "tailyard.io/uninstall";
 pub const UNINSTALL_REMAINING: &str = "tailyard.io/uninstall-remaining";
 /// Value of [`UNINSTALL_REMAINING`] at the end.
 pub const UNINSTALLED: &str = "nothing";
+/// Begin of its value if settings exclude everything that remains.
+pub const UNINSTALL_EXCLUDED: &str = "cannot release ";
 
 /// `ConfigMap` of [`CERTIFICATE_ORDERS`].
 pub fn certificate_orders(namespace: &str) -> String {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::cluster::{ClusterArgs, block_on};
 use super::length;
-use crate::api::names::{UNINSTALL_REMAINING, UNINSTALLED};
+use crate::api::names::{UNINSTALL_EXCLUDED, UNINSTALL_REMAINING, UNINSTALLED};
 use crate::edge::kube::{Cluster, Resource};
 use crate::reconciler::LEASE;
 
@@ -49,6 +49,12 @@ async fn release(cluster: &Cluster, timeout: Duration, out: &mut (dyn Write + Se
         if remaining == Some(UNINSTALLED) {
             writeln!(out, "everything is released: uninstall the chart now")?;
             return Ok(());
+        }
+        if let Some(excluded) = remaining.and_then(|text| text.strip_prefix(UNINSTALL_EXCLUDED)) {
+            bail!(
+                "not released, as settings of the chart exclude what this reconciler served earlier: {excluded}; change the settings and run \
+                 the command again"
+            );
         }
         if let Some(text) = remaining.filter(|text| shown.as_deref() != Some(*text)) {
             writeln!(out, "waiting for {text}")?;

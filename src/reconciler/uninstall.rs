@@ -68,14 +68,18 @@ pub async fn follow(context: Arc<Context>, mut requested: watch::Receiver<Option
 
 /// Releases what workloads use and share, once they are released, and reports what remains, unless reported already.
 async fn progress(context: &Context, reported: Option<&str>) -> Result<String, KubeError> {
-    let remaining = context.stores.cache().remaining();
+    let (remaining, text) = {
+        let cache = context.stores.cache();
+        let remaining = cache.remaining();
+        let text = describe(&remaining, |key| cache.excluded_by(key));
+        (remaining, text)
+    };
     for key in remaining.iter().filter(|key| !matches!(key, WorkKey::Workload(_))) {
         context.stores.queue().add(key.clone());
     }
     if remaining.is_empty() && reported != Some(names::UNINSTALLED) {
         release_shared(context).await?;
     }
-    let text = describe(&remaining);
     if reported != Some(&text) {
         tracing::info!(remaining = text, "uninstall");
         let patch = json!({"metadata": {"annotations": {names::UNINSTALL_REMAINING: text}}});
@@ -103,25 +107,41 @@ async fn release_shared(context: &Context) -> Result<(), KubeError> {
     Ok(())
 }
 
-fn describe(remaining: &[WorkKey]) -> String {
+/// What remains; those that a setting excludes last. If it excludes all, waiting is in vain.
+fn describe(remaining: &[WorkKey], excluded_by: impl Fn(&WorkKey) -> Option<&'static str>) -> String {
     if remaining.is_empty() {
         return names::UNINSTALLED.to_owned();
     }
-    let named = remaining.iter().take(MAX_NAMED).map(|key| format!("{} {}", key.kind(), key.name()));
+    let (excluded, waiting): (Vec<_>, Vec<_>) = remaining.iter().map(|key| (key, excluded_by(key))).partition(|(_, by)| by.is_some());
+    let prefix = if waiting.is_empty() { names::UNINSTALL_EXCLUDED } else { "" };
+    let named = waiting.iter().chain(&excluded).take(MAX_NAMED).map(|(key, by)| {
+        let by = by.map_or_else(String::new, |by| format!(" ({by})"));
+        format!("{} {}{by}", key.kind(), key.name())
+    });
     let others = remaining.len().saturating_sub(MAX_NAMED);
     let others = (others > 0).then(|| format!("{others} more"));
-    named.chain(others).collect::<Vec<_>>().join(", ")
+    format!("{prefix}{}", named.chain(others).collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::controller::key::WorkloadKey;
 
     #[test]
     fn report_names_some_objects_and_counts_the_others() {
         let classes: Vec<_> = ["a", "b", "c", "d", "e", "f", "g"].map(|name| WorkKey::Class(name.to_owned())).into();
+        let describe = |remaining: &[WorkKey]| describe(remaining, |_| None);
         assert_eq!(describe(&classes[..1]), "ProxyClass a");
         let text = "ProxyClass a, ProxyClass b, ProxyClass c, ProxyClass d, ProxyClass e, 2 more";
         assert_eq!((describe(&classes).as_str(), describe(&[]).as_str()), (text, "nothing"));
+    }
+
+    #[test]
+    fn report_names_the_setting_that_excludes_an_object() {
+        let keys = ["a", "b"].map(|name| WorkKey::Workload(WorkloadKey::of_group(name)));
+        let describe = |remaining: &[WorkKey]| describe(remaining, |key| (key.name() == "a").then_some("a setting"));
+        assert_eq!(describe(&keys), "ProxyGroup b, ProxyGroup a (a setting)", "b may still be released");
+        assert_eq!(describe(&keys[..1]), "cannot release ProxyGroup a (a setting)");
     }
 }

@@ -20,6 +20,7 @@ use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::is_recorded;
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::objects::{Kind, applied};
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::pass::{Pass, owner};
 use crate::model::controller::workload::spec::WorkloadSpec;
@@ -50,13 +51,13 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
 }
 
 /// Whether nothing of a workload remains: no Pod, no object in the proxies' namespace, and no finalizer of ours on the objects that it
-/// served.
+/// served. Of one that the settings exclude nothing is ours, unless this reconciler wrote it last.
 pub fn is_released(observed: &Observed) -> bool {
     let owner = owner(observed);
     let pass = Pass { observed, spec: None, owner: &owner };
     let is_other_type = observed.group.as_ref().is_some_and(|group| !observed.settings.types.contains(&group.spec.type_));
-    // The Tailscale operator's, if there is one.
-    if is_other_type || (observed.key.is_standalone() && !observed.assignment.standalone.has(observed.key.namespace())) {
+    let is_excluded = is_other_type || (observed.key.is_standalone() && !observed.assignment.standalone.has(observed.key.namespace()));
+    if is_excluded && !is_written_last(&pass) {
         return true;
     }
     let group = observed.group.as_ref().map(|group| &group.metadata);
@@ -67,6 +68,15 @@ pub fn is_released(observed: &Observed) -> bool {
     let has_object = observed.owned.iter().any(|(object, existing)| pass.is_own(object, existing));
     let is_own = |name: &String| finalizers::is_releasable(name, &observed.settings.types);
     !has_pod && !has_object && !users.any(|metadata| metadata.finalizers.iter().flatten().any(is_own))
+}
+
+/// Whether this reconciler wrote a workload last: its `StatefulSet`, or without one any of its objects. The Tailscale operator, as it takes a
+/// workload over, replaces the annotations of the `StatefulSet`.
+fn is_written_last(pass: &Pass<'_>) -> bool {
+    let own = pass.observed.owned.iter().filter(|(object, existing)| pass.is_own(object, existing));
+    let (sets, others): (Vec<_>, Vec<_>) = own.partition(|(object, _)| object.kind == Kind::StatefulSet);
+    let deciding = if sets.is_empty() { others } else { sets };
+    deciding.into_iter().any(|(_, existing)| applied(existing).is_some())
 }
 
 /// The workload that the observed object requests; `None` without an object.

@@ -2,7 +2,7 @@
 //!
 //! The indices follow the usual rules, so that a pass sees every object of its workload; only the passes see that no object is assigned.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -13,7 +13,7 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::key::WorkloadKey;
-use crate::model::controller::policy::assignment::AssignmentRules;
+use crate::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::accounts_ref;
@@ -21,23 +21,19 @@ use crate::model::controller::workload::objects::certificate::accounts_ref;
 #[derive(Debug, Default)]
 pub(super) struct Uninstall {
     requested: Option<Timestamp>,
-    /// Workloads of which nothing remains.
-    released: BTreeSet<WorkloadKey>,
+    /// Whether nothing of a workload remains, as of its last pass.
+    released: BTreeMap<WorkloadKey, bool>,
 }
 
 impl ClusterCache {
     /// Begins or cancels an uninstall.
     pub fn set_uninstall(&mut self, requested: Option<Timestamp>) {
-        self.uninstall = Uninstall { requested, released: BTreeSet::new() };
+        self.uninstall = Uninstall { requested, released: BTreeMap::new() };
     }
 
     /// Records whether something of a workload remains.
     pub fn set_released(&mut self, key: &WorkloadKey, is_released: bool) {
-        if is_released {
-            self.uninstall.released.insert(key.clone());
-        } else {
-            self.uninstall.released.remove(key);
-        }
+        self.uninstall.released.insert(key.clone(), is_released);
     }
 
     /// Whether an uninstall has released every workload: what workloads use is released then.
@@ -58,7 +54,21 @@ impl ClusterCache {
 
     fn unreleased(&self) -> Vec<WorkloadKey> {
         let workloads = self.all().into_iter().filter_map(|key| if let WorkKey::Workload(key) = key { Some(key) } else { None });
-        workloads.filter(|key| !self.uninstall.released.contains(key)).collect()
+        workloads.filter(|key| self.uninstall.released.get(key) != Some(&true)).collect()
+    }
+
+    /// The setting by which no pass releases an object that this reconciler served earlier; `None` before its pass in an uninstall.
+    pub fn excluded_by(&self, key: &WorkKey) -> Option<&'static str> {
+        let WorkKey::Workload(key) = key else { return None };
+        self.uninstall.released.get(key)?;
+        match key.group() {
+            Some(name) => {
+                let is_excluded = self.group(name).is_some_and(|group| !self.types.contains(&group.spec.type_));
+                is_excluded.then_some("its type is not in proxyGroupTypes")
+            }
+            None if self.assignment.standalone == StandaloneScope::Nowhere => Some("standalone.enabled is false"),
+            None => (!self.assignment.standalone.has(key.namespace())).then_some("its namespace is not in watchNamespaces"),
+        }
     }
 
     /// Whether the Secret of shared ACME accounts exists, and no proxy that another operator created uses it.

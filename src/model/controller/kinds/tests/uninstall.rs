@@ -1,6 +1,7 @@
 //! Uninstall: every workload is released, and the objects of users stay.
 
 use super::*;
+use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::kinds::is_released;
 use crate::model::controller::policy::assignment::StandaloneScope;
 
@@ -57,4 +58,28 @@ fn unavailable_control_plane_delays_an_uninstall_by_five_minutes() {
     world.settle();
     assert!(is_everything_released(&world));
     assert!(world.event_count("DeviceOrphaned") >= 3, "each device is named: {:?}", world.events);
+}
+
+/// Settings that exclude what was served earlier release nothing of it, and an uninstall does not take that for released.
+#[test]
+fn workload_that_settings_exclude_is_not_released_unless_another_operator_wrote_it_last() {
+    for is_group in [false, true] {
+        let mut world = world();
+        let key = if is_group { "pg" } else { "ingress/default/shop" };
+        if is_group {
+            world.settings.types.retain(|kind| *kind != ProxyGroupType::Egress);
+        } else {
+            world.assignment.standalone = StandaloneScope::Namespaces(vec!["other".to_owned()]);
+        }
+        world.assignment.uninstall = Some(world.time());
+        world.settle();
+        assert!(!is_released(&world.observe(key)), "{key}");
+        let workload = world.observe(key).workload;
+        let set = object(Kind::StatefulSet, &workload);
+        assert!(world.objects.contains_key(&set), "{key} is not touched");
+        world.edit(&set, |set| drop(set["metadata"]["annotations"].take()));
+        assert!(is_released(&world.observe(key)), "{key} is the Tailscale operator's");
+        world.objects.remove(&set);
+        assert!(!is_released(&world.observe(key)), "{key} was being deleted");
+    }
 }
