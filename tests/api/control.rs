@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tailyard::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, IdentityToken, Rate};
+use tailyard::model::controller::workload::control_plane::Capabilities;
 use tailyard::model::controller::workload::identity::{Binding, DeviceId, DeviceLabel, DeviceName, ExpectedDevice, KeyId, KeyMint};
 use tailyard::model::tailnet::supervise::Secret;
 
@@ -148,8 +149,11 @@ async fn refused_call_names_the_scope_that_it_needs() {
         text.split("write access to ").nth(1).and_then(|rest| Some(rest.split_once(',')?.0.to_owned())).unwrap_or(text)
     };
     control.probe_services().await.expect("a missing Tailscale Service is no error");
-    hosted.deny("GET /api/v2/tailnet/-/vip-services", 403);
-    control.probe().await.expect("keys and devices");
+    for status in [404, 400, 403] {
+        hosted.deny("GET /api/v2/tailnet/-/vip-services", status);
+        control.probe().await.expect("keys and devices");
+        assert_eq!(control.capabilities(), Capabilities::TAILSCALE, "{status}");
+    }
     assert_eq!(scope(control.probe_services().await.expect_err("denied")), "General/Services");
     assert_eq!(scope(control.services().await.expect_err("denied")), "General/Services");
     hosted.deny_nothing();

@@ -3,9 +3,10 @@
 //! headscale has this API since 0.30, without Tailscale Services (404) and certificates. There the reconciler approves routes.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use reqwest::{Method, RequestBuilder};
+use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -16,7 +17,7 @@ use crate::api::control::{
 };
 use crate::api::vip::{VipService, VipServices};
 use crate::model::controller::policy::annotations::dns_label;
-use crate::model::controller::workload::control_plane::{Capabilities, token_end};
+use crate::model::controller::workload::control_plane::{Capabilities, CapabilityVerdict, token_end};
 use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, DeviceName, KEY_LIFETIME, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
@@ -36,7 +37,8 @@ pub struct Tailscale {
     login: Arc<OAuthLogin>,
     // The first worker with an expired token renews it while the others wait: one request for many workers.
     token: Arc<Mutex<Option<AccessToken>>>,
-    capabilities: Arc<OnceLock<Capabilities>>,
+    capabilities: Arc<std::sync::Mutex<CapabilityVerdict>>,
+    began: Instant,
 }
 
 #[derive(Debug)]
@@ -61,7 +63,7 @@ impl Tailscale {
     }
 
     fn new(http: ControlHttp, login: OAuthLogin) -> Self {
-        Self { http, login: Arc::new(login), token: Arc::default(), capabilities: Arc::default() }
+        Self { http, login: Arc::new(login), token: Arc::default(), capabilities: Arc::default(), began: Instant::now() }
     }
 
     pub(super) async fn probe(&self) -> Result<(), ControlError> {
@@ -71,20 +73,51 @@ impl Tailscale {
     }
 
     pub(super) fn capabilities(&self) -> Capabilities {
-        self.capabilities.get().copied().unwrap_or(Capabilities::TAILSCALE)
+        self.verdict().current().unwrap_or(Capabilities::TAILSCALE)
     }
 
-    /// Finds out once, by a list of Tailscale Services: a server without them answers 404. A denial does not mean that there are none.
+    /// Finds out whether the server has Tailscale Services: by its tokens, else by a list of them.
     async fn find_capabilities(&self) -> Result<(), ControlError> {
-        if self.capabilities.get().is_some() {
+        let of_token = Capabilities::of_token(self.access().await?.reveal());
+        let now = self.began.elapsed();
+        if of_token.is_none() && !self.verdict().is_due(now) {
             return Ok(());
         }
-        let found = match self.done("list Tailscale Services", Method::GET, SERVICES).await {
-            Ok(()) | Err(ControlError::Denied { .. } | ControlError::Refused { status: ..500, .. }) => Capabilities::TAILSCALE,
-            Err(error) => error.absent().map(|()| Capabilities::HEADSCALE)?,
+        let found = match of_token {
+            None => self.listed_capabilities().await,
+            of_token => Ok(of_token),
         };
-        self.capabilities.get_or_init(|| found);
+        let mut verdict = self.verdict();
+        match found {
+            Ok(found) => found.into_iter().for_each(|found| verdict.take(found, now)),
+            Err(_) if verdict.current().is_some() => {}
+            Err(error) => return Err(error),
+        }
         Ok(())
+    }
+
+    /// A list shows that the server has Tailscale Services, and a missing path that it has none, if another path is there before and after
+    /// that: a gateway answers for all paths alike. Denials and other answers show nothing.
+    async fn listed_capabilities(&self) -> Result<Option<Capabilities>, ControlError> {
+        let list = async || {
+            let request = self.request(Method::GET, SERVICES).await?;
+            let answer: Result<Value, _> = self.settled(SERVICES, self.http.answer("list Tailscale Services", request).await).await;
+            match answer {
+                Ok(list) => Ok(list.get("vipServices").map(|_| Capabilities::TAILSCALE)),
+                Err(ControlError::Denied { .. } | ControlError::Refused { status: ..500, .. }) => Ok(None),
+                Err(error) => error.absent().map(|()| Some(Capabilities::HEADSCALE)),
+            }
+        };
+        let found = list().await?;
+        if found != Some(Capabilities::HEADSCALE) {
+            return Ok(found);
+        }
+        self.done("list keys", Method::GET, KEYS).await?;
+        Ok(list().await?.filter(|again| *again == Capabilities::HEADSCALE))
+    }
+
+    fn verdict(&self) -> MutexGuard<'_, CapabilityVerdict> {
+        self.capabilities.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) async fn probe_services(&self) -> Result<(), ControlError> {

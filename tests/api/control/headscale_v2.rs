@@ -3,7 +3,7 @@
 //! The server is written against the published contract of headscale 0.30, which is not released: paths, shapes, scopes and statuses. It
 //! shows what the client does with them, not what headscale does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
@@ -34,6 +34,10 @@ struct Content {
     scopes: BTreeSet<&'static str>,
     /// Answer to every request, in place of the API.
     fixed: Option<(u16, String)>,
+    /// Access token.
+    token: &'static str,
+    /// Answers to lists of Tailscale Services; without one, the path does not exist.
+    lists: VecDeque<Answer>,
 }
 
 type Answer = (u16, Value);
@@ -51,15 +55,18 @@ impl Content {
         if (method, path) == ("POST", "/api/v2/oauth/token") {
             let credentials = format!("client_id={}&client_secret={}", CLIENT.0, CLIENT.1);
             let form = body.contains("grant_type=client_credentials") && body.contains(&credentials);
-            let token = json!({"access_token": TOKEN, "token_type": "Bearer", "expires_in": 3600, "scope": "all"});
+            let token = json!({"access_token": self.token, "token_type": "Bearer", "expires_in": 3600, "scope": "all"});
             let error = json!({"error": "invalid_client", "error_description": "unknown client"});
             return if form { (200, token) } else { (401, error) };
         }
-        if authorization != format!("Bearer {TOKEN}") {
+        if authorization != format!("Bearer {}", self.token) {
             return refused(401, "unauthorized");
         }
         let body: Value = serde_json::from_str(body).unwrap_or_default();
         let parts: Vec<_> = path.trim_start_matches("/api/v2/").split('/').collect();
+        if let (["tailnet", "-", "vip-services"], Some(answer)) = (parts.as_slice(), self.lists.pop_front()) {
+            return answer;
+        }
         let scope = match parts.as_slice() {
             ["tailnet", "-", "keys", ..] => "auth_keys",
             ["device", _, "routes"] => "devices:routes",
@@ -118,7 +125,7 @@ impl Scripted {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let scopes = BTreeSet::from(["auth_keys", "devices:core", "devices:routes"]);
-        let content = Arc::new(Mutex::new(Content { scopes, ..Content::default() }));
+        let content = Arc::new(Mutex::new(Content { scopes, token: TOKEN, ..Content::default() }));
         let shared = Arc::clone(&content);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -184,7 +191,7 @@ async fn oauth_client_of_headscale_mints_keys_approves_routes_and_deletes_device
     let server = Scripted::start().await;
     let control = server.oauth();
     control.probe().await.expect("allowed");
-    assert_eq!(control.capabilities(), Capabilities::HEADSCALE, "vip-services answers 404");
+    assert_eq!(control.capabilities(), Capabilities::HEADSCALE, "its token shows it");
     control.probe_services().await.expect("it has none");
     let key = control.mint_key(&tags(), "eg/0").await.expect("a key");
     assert_eq!((key.id.as_str(), key.key.reveal(), key.created.is_some()), ("7", "hskey-auth-7", true));
@@ -207,6 +214,46 @@ async fn oauth_client_of_headscale_mints_keys_approves_routes_and_deletes_device
     for _ in 0..2 {
         control.delete_device(&id("3"), &expected("eg-0")).await.expect("deleted, and gone already");
         control.revoke_key(&key.id).await.expect("revoked, and gone already");
+    }
+}
+
+/// A gateway in front of the server, or a maintenance, answers a list of Tailscale Services.
+#[tokio::test]
+async fn single_answer_about_tailscale_services_makes_no_verdict() {
+    let (t, h) = (Capabilities::TAILSCALE, Capabilities::HEADSCALE);
+    let (listed, absent) = (|| (200, json!({"vipServices": []})), || refused(404, "no Route matched with those values"));
+    let table = [
+        // Tokens of known servers.
+        ("tskey-api-1", vec![absent(), absent()], Ok(t)),
+        ("tskey-api-1", vec![refused(400, "no"), absent()], Ok(t)),
+        (TOKEN, vec![refused(403, "no"), refused(400, "no")], Ok(h)),
+        // Others.
+        ("other", vec![listed()], Ok(t)),
+        ("other", vec![absent(), listed(), listed()], Ok(t)),
+        ("other", vec![refused(403, "no")], Ok(h)),
+        ("other", vec![refused(400, "no")], Ok(h)),
+        ("other", vec![(200, json!({"status": "pass"}))], Ok(h)),
+        ("other", vec![refused(502, "no"), listed()], Err("Refused")),
+        ("other", vec![], Ok(h)),
+    ];
+    for (token, lists, wanted) in table {
+        let server = Scripted::start().await;
+        let row = format!("{token} {lists:?}");
+        server.change(|content| (content.token, content.lists) = (token, lists.into()));
+        let control = server.oauth();
+        if let Err(reason) = wanted {
+            assert_eq!(control.probe().await.expect_err("undecided").reason(), reason, "{row}");
+        } else {
+            // A first answer that shows nothing is followed by one of the server itself.
+            control.probe().await.expect("allowed");
+            control.probe().await.expect("allowed");
+            assert_eq!(Ok(control.capabilities()), wanted, "{row}");
+        }
+        // A verdict of the server itself outlasts answers of a gateway.
+        let verdict = control.capabilities();
+        server.change(|content| content.lists = [absent(), refused(403, "no"), refused(502, "no")].into());
+        control.probe().await.ok();
+        assert_eq!(control.capabilities(), verdict, "{row}");
     }
 }
 
