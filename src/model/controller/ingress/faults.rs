@@ -102,8 +102,8 @@ pub(crate) fn remark(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, na
 
 /// Why the certificate of a name cannot be ordered or renewed.
 fn certificate_fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Option<String> {
-    let is_ordered = matches!(item.state, ServiceState::Device | ServiceState::Owned(_) | ServiceState::Creating);
-    if !is_ordered || matches!(item.spec.target, PublishTarget::Whole(_)) {
+    let is_theirs = matches!(item.state, ServiceState::Unsupported | ServiceState::Conflict(_));
+    if is_theirs || matches!(item.spec.target, PublishTarget::Whole(_)) {
         return None;
     }
     let (state, reason) = issued(work, &shape.owner, &item.dns);

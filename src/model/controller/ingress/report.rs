@@ -80,16 +80,12 @@ impl IngressPlan<'_> {
         // An unavailable control plane is not waited for.
         let is_awaited =
             || matches!(item.state, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_));
-        if undecided(work, shape, item) && is_awaited() {
-            summary.unknown();
-            let waits = unadvertised(work, shape, (claim, item), (&balancer(claim), 0));
-            report_fault(work, claim, waits.as_ref());
-            return update(work, claim, finalized, None, balancer(claim));
-        }
+        let is_undecided = undecided(work, shape, item) && is_awaited();
         let serving = serving(work, shape, item, &name);
         let fault = fault(work, shape, item, &name);
         let remark = remark(work, shape, item, &name);
         let status = match &item.state {
+            _ if is_undecided => balancer(claim),
             // The name stays while the Pod is replaced.
             ServiceState::Device if serving == 0 => balancer(claim),
             _ if !balances(claim.object) => balancer(claim),
@@ -97,7 +93,7 @@ impl IngressPlan<'_> {
             _ => json!({}),
         };
         let status = if status == json!({}) && moves(work, claim) { balancer(claim) } else { status };
-        let conditions = conditions(work, claim).and_then(|mut conditions| {
+        let conditions = conditions(work, claim).filter(|_| !is_undecided).and_then(|mut conditions| {
             conditions.set(INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned());
             let (status, reason, message) = configured(serving, shape.spec.replicas, fault.as_ref(), &beside(work, item, &name, serving));
             conditions.set(INGRESS_SVC_CONFIGURED, status, reason, message);
@@ -106,8 +102,14 @@ impl IngressPlan<'_> {
         let waits = unadvertised(work, shape, (claim, item), (&status, serving)).filter(|_| fault.is_none());
         let waits = waits.as_ref().map(|waits| (Extent::Nothing, waits));
         let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
-        summary.name(&claim.claimant, shown.or(waits), serving > 0 && waits.is_none());
-        for (_, fault) in shown.into_iter().chain(waits) {
+        if is_undecided {
+            summary.unknown();
+        } else {
+            summary.name(&claim.claimant, shown.or(waits), serving > 0 && waits.is_none());
+        }
+        // A Service whose state is not known yet has its previous conditions.
+        let is_reported = !is_undecided || matches!(claim.object, Parent::Ingress(_));
+        for (_, fault) in shown.into_iter().chain(waits).filter(|_| is_reported) {
             report_fault(work, claim, Some(fault));
         }
         update(work, claim, finalized, conditions, status);

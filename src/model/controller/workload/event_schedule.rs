@@ -83,7 +83,9 @@ impl EventSchedule {
         for (_, record) in records.iter_mut().filter(|(id, record)| record.ended.is_none() && !current.contains_key(*id)) {
             record.ended = Some(now);
         }
-        records.retain(|_, record| record.ended.is_none() || record.emitted.is_some());
+        // The end of a fault that was not repeated is no Event.
+        let is_repeated = |at| age(at, now) <= REPEAT_INTERVAL + MIN_DURATION;
+        records.retain(|_, record| record.ended.is_none() || record.emitted.is_some_and(is_repeated));
         let mut waiting = Vec::new();
         for (id, fault) in current {
             let record = records.entry(id.clone()).or_insert_with(|| FaultRecord::new(&fault, now));
@@ -122,20 +124,26 @@ impl EventSchedule {
                 None => {}
             }
         }
+        let (mut forgotten, mut without_rate) = (BTreeSet::new(), BTreeSet::new());
         for (subject, warning) in over {
+            if without_rate.contains(subject.namespace()) {
+                continue;
+            }
             let all = self.records.values().flat_map(|records| records.range((subject.clone(), 0)..=(subject.clone(), u64::MAX)));
             let lasts = all.into_iter().any(|(_, record)| ended(record) != Some(Duration::ZERO));
             if warning && !lasts && matches!(subject, WorkloadKey::Ingress(..)) {
                 if !take(&mut self.rates, &subject, now) {
                     due.wait(RATE_LIMITED_REQUEUE);
+                    without_rate.insert(subject.namespace().to_owned());
                     continue;
                 }
                 let (reason, message) = (reason::FAULT_RESOLVED, RESOLVED.to_owned());
                 due.notices.push(Notice { subject: subject.clone(), warning: false, reason, message });
             }
-            if let Some(records) = self.records.get_mut(key) {
-                records.retain(|(about, _), record| *about != subject || ended(record) != Some(Duration::ZERO));
-            }
+            forgotten.insert(subject);
+        }
+        if let Some(records) = self.records.get_mut(key) {
+            records.retain(|(subject, _), record| !forgotten.contains(subject) || ended(record) != Some(Duration::ZERO));
         }
         if self.records.get(key).is_some_and(BTreeMap::is_empty) {
             self.records.remove(key);
@@ -330,7 +338,7 @@ mod tests {
     #[test]
     fn record_is_bounded_by_the_rate_and_ends_with_the_faults() {
         let mut schedule = EventSchedule::default();
-        for second in 0..6_000 {
+        for second in 0..4_000 {
             schedule.due(
                 &"g".into(),
                 (0..50).map(|name| fault("a", 50 * usize::try_from(second).expect("a number") + name, "x")).collect(),

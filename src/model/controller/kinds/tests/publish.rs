@@ -236,7 +236,7 @@ fn unpublished_objects_are_named_and_not_repeated_after_a_restart() {
     (world.memory.passes, world.hosted.listed) = (std::collections::BTreeMap::new(), None);
     let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
     let writes = world.writes;
-    world.settle();
+    world.rounds(10);
     assert_eq!((world.writes, world.says("in", PUBLISHED)), (writes, published.clone()), "the control plane was not queried yet");
     world.tailnet = ready;
     world.settle();
