@@ -35,6 +35,8 @@ pub const REJECTED_TARGET: &str = "tailyard-rejected-target";
 /// Ours, additive: accepted routes that cover addresses of the cluster, a JSON object by prefix, with one of these addresses. Absent if
 /// empty.
 pub const ROUTE_OVERLAPS: &str = "tailyard-overlapping-routes.json";
+/// Maximum routes in it.
+pub const MAX_ROUTE_OVERLAPS: usize = 64;
 /// Auth key provided by a user.
 pub const AUTHKEY: &str = "authkey";
 /// tailscaled's machine key.

@@ -64,7 +64,8 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
         served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
         record_unserved(&ledger, &inputs.advertise_status.borrow_and_update());
         if let Some(overlaps) = &*inputs.overlaps.borrow_and_update() {
-            record(&ledger, state::ROUTE_OVERLAPS, overlaps.is_empty(), json(overlaps));
+            let reported: BTreeMap<_, _> = overlaps.iter().take(state::MAX_ROUTE_OVERLAPS).collect();
+            record(&ledger, state::ROUTE_OVERLAPS, reported.is_empty(), json(&reported));
         }
         let due = patience.due(now).map(|at| start + at);
         let changed = tokio::select! {

@@ -1,6 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Secret;
 use tempfile::TempDir;
 use tokio::time::timeout;
 
@@ -9,6 +11,7 @@ use crate::model::base::backoff::Backoff;
 use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::Fqdn;
 use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::controller::workload::observed::replica::ReplicaState;
 use crate::model::plan::world::{Single, World};
 use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::state::Start;
@@ -179,6 +182,12 @@ async fn overlapping_routes_are_reported_until_they_are_gone() {
     let overlap = ("10.244.0.0/16".parse().expect("a prefix"), "10.244.2.3".parse().expect("an address"));
     play.overlaps.send_replace(Some([overlap].into()));
     assert_eq!(play.reported().await[state::ROUTE_OVERLAPS], r#"{"10.244.0.0/16":"10.244.2.3"}"#);
+    let many = (0..200_u8).map(|net| (IpNet::new([10, net, 0, 0].into(), 16).expect("a prefix"), IpAddr::from([10, net, 0, 1])));
+    play.overlaps.send_replace(Some(many.collect()));
+    let report: Secret = serde_json::from_value(serde_json::json!({"data": {state::ROUTE_OVERLAPS:
+        k8s_openapi::ByteString(play.reported().await[state::ROUTE_OVERLAPS].clone().into_bytes())}}))
+    .expect("a Secret");
+    assert_eq!(ReplicaState::read(&report).overlaps.len(), state::MAX_ROUTE_OVERLAPS, "the reconciler reads as many");
     play.overlaps.send_replace(Some([].into()));
     assert!(!play.reported().await.contains_key(state::ROUTE_OVERLAPS));
 }

@@ -23,7 +23,7 @@ const MAX_ELEMENTS: usize = 200_000;
 const MAX_INGRESS_ELEMENTS: usize = 50_000;
 /// Maximum JSON elements of a list of names, and of tailscaled's profile.
 const MAX_NAMES: usize = 20_000;
-/// Maximum JSON elements of the device's addresses, and of overlapping routes.
+/// Maximum JSON elements of the device's addresses.
 const MAX_ADDRESSES: usize = 64;
 
 /// Values of a state Secret, and how many elements are left for those that are not parsed yet.
@@ -105,7 +105,7 @@ impl<'a> StateValues<'a> {
 
     /// Accepted routes that cover addresses of the cluster.
     pub(super) fn overlaps(&mut self) -> BTreeMap<IpNet, IpAddr> {
-        self.value(state::ROUTE_OVERLAPS, MAX_ADDRESSES).unwrap_or_default()
+        self.value(state::ROUTE_OVERLAPS, state::MAX_ROUTE_OVERLAPS).unwrap_or_default()
     }
 
     /// A list or map of names.
