@@ -92,7 +92,7 @@ impl ClusterCache {
             namespace: None,
             default_class,
             assignment: Arc::new(AssignmentRules { parameters, ..AssignmentRules::default() }),
-            types: Vec::new(),
+            types: ProxyGroupType::SERVED.to_vec(),
             stores,
             indices: Indices::default(),
             certificates: BTreeMap::new(),

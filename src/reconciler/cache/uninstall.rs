@@ -90,3 +90,33 @@ impl ClusterCache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::proxygroup::ProxyGroupType;
+
+    #[test]
+    fn setting_that_excludes_an_object_is_named_after_its_pass() {
+        let namespaces = |name: &str| StandaloneScope::Namespaces(vec![name.to_owned()]);
+        for (standalone, types, key, wanted) in [
+            (StandaloneScope::Nowhere, &ProxyGroupType::SERVED[..], "u/web", Some("standalone.enabled is false")),
+            (namespaces("v"), &ProxyGroupType::SERVED[..], "u/web", Some("its namespace is not in watchNamespaces")),
+            (namespaces("u"), &ProxyGroupType::SERVED[..], "u/web", None),
+            (StandaloneScope::Everywhere, &[ProxyGroupType::Egress][..], "in", Some("its type is not in proxyGroupTypes")),
+            (StandaloneScope::Nowhere, &ProxyGroupType::SERVED[..], "in", None),
+            (StandaloneScope::Nowhere, &[ProxyGroupType::Egress][..], "gone", None),
+        ] {
+            let rules = AssignmentRules { standalone, ..AssignmentRules::default() };
+            let mut cache = ClusterCache::new(None, [WatchRole::Group]).serving(types, rules);
+            cache.put_json(WatchRole::Group, json!({"metadata": {"name": "in", "resourceVersion": "1"}, "spec": {"type": "ingress"}}));
+            let key = WorkloadKey::from(key);
+            let excluded = |cache: &ClusterCache| cache.excluded_by(&WorkKey::Workload(key.clone()));
+            assert_eq!(excluded(&cache), None, "{key}: its pass may find that nothing is ours");
+            cache.set_released(&key, false);
+            assert_eq!(excluded(&cache), wanted, "{key}");
+        }
+    }
+}
