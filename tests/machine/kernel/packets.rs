@@ -550,7 +550,7 @@ fn accept(proxy: &Node, routes: &[impl std::fmt::Display]) {
     for family in ["-4", "-6"] {
         proxy.feed(&["ip", family, "rule", "add", "pref", "5270", "lookup", "52"], "");
     }
-    proxy.ip(&routes.iter().map(|net| format!("route add {net} dev {TAILNET} table 52\n")).collect::<String>());
+    proxy.ip(&routes.iter().map(|net| format!("route add {net} dev {TAILNET} table 52\n")).collect::<Vec<_>>().concat());
 }
 
 /// A route over the Pods of another zone covers no address of the replica, but backends of its HTTP front end.
