@@ -83,9 +83,8 @@ impl ForwardingPart {
         let (mut live, firewall) = LiveKernel::new(settings, applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
-        let predecessor = watch::Sender::new(None);
+        let (predecessor, backends) = (watch::Sender::new(None), watch::Sender::default());
         let (overlaps_in, overlaps) = watch::channel(None);
-        let backends = watch::Sender::default();
         let enabled = settings.forwards();
         let (mut link, mut warmup) = (None, None);
         if enabled {

@@ -64,8 +64,8 @@ impl Content {
         }
         let body: Value = serde_json::from_str(body).unwrap_or_default();
         let parts: Vec<_> = path.trim_start_matches("/api/v2/").split('/').collect();
-        if let (["tailnet", "-", "vip-services"], Some(answer)) = (parts.as_slice(), self.lists.pop_front()) {
-            return answer;
+        if parts == ["tailnet", "-", "vip-services"] {
+            return self.lists.pop_front().unwrap_or_else(|| refused(404, "Not Found"));
         }
         let scope = match parts.as_slice() {
             ["tailnet", "-", "keys", ..] => "auth_keys",
