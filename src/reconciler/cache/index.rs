@@ -161,7 +161,7 @@ impl ClusterCache {
     fn index_name(&mut self, key: &WorkloadKey, role: WatchRole, (_, name): &Id, came: bool) {
         let Some(workload) = workload_name(role, name) else { return };
         let keys = self.indices.names.entry(workload.to_owned()).or_default();
-        count(keys, key, came);
+        count(keys, &(role == WatchRole::Owned(Kind::Secret), key.clone()), came);
         if keys.is_empty() {
             self.indices.names.remove(workload);
         }
@@ -169,7 +169,7 @@ impl ClusterCache {
 
     /// The workload of this name: the recorded one, else the group of this name.
     pub(super) fn named_workload(&self, name: &str) -> Option<WorkloadKey> {
-        let recorded = self.indices.names.get(name).and_then(|keys| keys.keys().next()).cloned();
+        let recorded = self.indices.names.get(name).and_then(|keys| keys.keys().next()).map(|(_, key)| key.clone());
         recorded.or_else(|| self.group(name).map(|_| WorkloadKey::of_group(name)))
     }
 

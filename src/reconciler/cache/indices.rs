@@ -50,8 +50,9 @@ pub(super) struct Indices {
     pub(super) namespaces: OrdMap<String, Arc<Labels>>,
     /// Owners of child Services, by name.
     pub(super) child_owners: OrdMap<Arc<str>, ChildOwner>,
-    /// Workloads by name, as their `StatefulSet`s and config Secrets record them, with the number of these objects.
-    pub(super) names: BTreeMap<String, BTreeMap<WorkloadKey, usize>>,
+    /// Workloads by name, as their `StatefulSet`s and config Secrets record them, with the number of these objects. Those of config Secrets
+    /// (`true`) are the last ones: Pods of the Tailscale operator may create them.
+    pub(super) names: BTreeMap<String, BTreeMap<(bool, WorkloadKey), usize>>,
     /// State Secrets by workload and ordinal.
     pub(super) states: BTreeMap<String, BTreeMap<u32, StoredState>>,
     /// Replicas whose state Secret claims a device, by workload and ordinal.

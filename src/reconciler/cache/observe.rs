@@ -266,23 +266,14 @@ impl ClusterCache {
 
     /// Name of a group's workload, or of a standalone proxy; empty if others have all that a new one tries.
     pub(super) fn workload(&self, key: &WorkloadKey) -> String {
-        let name = key.name();
         if !key.is_standalone() {
-            return name.to_owned();
+            return key.name().to_owned();
         }
-        let members = self.indices.workloads.get(key);
-        let owned = members.into_iter().flat_map(|members| &members.owned);
-        let is_named = |object: &ObjectRef, value: &Value| {
-            (object.kind == Kind::StatefulSet && value["metadata"]["labels"][names::STANDBY].is_null())
-                || (object.kind == Kind::Service && value["metadata"]["labels"][names::PARENT] == *name)
+        let owned = self.indices.workloads.get(key).into_iter().flat_map(|members| &members.owned);
+        let has_device = |set: &str| {
+            self.indices.states.get(set).is_some_and(|states| states.get(&0).is_some_and(|(_, state)| state.device_id.is_some()))
         };
-        let sets = owned.filter(|(object, value)| is_named(object, value)).map(|(object, _)| object.name.as_str());
-        let configs = members.into_iter().flat_map(|members| &members.replicas).filter(|(_, replica)| replica.config.is_some());
-        let configs = configs.filter_map(|(pod, _)| Some(pod.rsplit_once('-')?.0));
-        let has_device = |set: &&str| {
-            self.indices.states.get(*set).is_some_and(|states| states.get(&0).is_some_and(|(_, state)| state.device_id.is_some()))
-        };
-        if let Some(name) = naming::workload(sets.chain(configs), has_device) {
+        if let Some(name) = naming::workload(key, owned, has_device) {
             return name.to_owned();
         }
         let uid = self.standalone_parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();

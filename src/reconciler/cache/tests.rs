@@ -162,13 +162,16 @@ fn standalone_service_is_observed_while_it_has_objects() {
     assert_eq!(world.workload(&"u/s".into()), "ts-s-bbbbb");
     assert_eq!(groups_of(&world.put_json(WatchRole::Owned(Kind::Secret), own("Secret", "ts-s-ccccc-0"))), [""; 0], "no record of it");
     assert_eq!(groups_of(&world.put_json(WatchRole::Owned(Kind::Secret), own("", "ts-s-ccccc-0-config"))), ["u/s"]);
+    assert_eq!(world.workload(&"u/s".into()), "ts-s-bbbbb", "a config Secret decides no name");
+    assert_eq!(groups_of(&world.put_json(WatchRole::Owned(Kind::StatefulSet), own("", "ts-s-ccccc"))), ["u/s"]);
     assert_eq!(world.workload(&"u/s".into()), "ts-s-ccccc", "the one with a device");
     assert_eq!(world.replicas(&"u/s".into(), "ts-s-ccccc").len(), 1);
 
     let plain = json!({"metadata": {"name": "s", "namespace": "u", "resourceVersion": "3"}});
     assert_eq!(groups_of(&world.put_json(WatchRole::Service, plain.clone())), ["u/s"]);
     assert_eq!(world.services(&"u/s".into()).len(), 1, "it is released first");
-    for (kind, name) in [(Kind::Service, "ts-s-bbbbb"), (Kind::Secret, "ts-s-ccccc-0"), (Kind::Secret, "ts-s-ccccc-0-config")] {
+    let [state, config] = ["ts-s-ccccc-0", "ts-s-ccccc-0-config"].map(|name| (Kind::Secret, name));
+    for (kind, name) in [(Kind::Service, "ts-s-bbbbb"), (Kind::StatefulSet, "ts-s-ccccc"), state, config] {
         world.gone_json(WatchRole::Owned(kind), &own("", name));
     }
     assert_eq!(world.services(&"u/s".into()).len(), 0);

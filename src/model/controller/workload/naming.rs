@@ -4,9 +4,14 @@
 //! so that no tenant can compute a name of another one's workload.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use serde_json::Value;
+
+use crate::api::names;
 use crate::model::base::hash::sha256;
 use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
 
 /// Names that a new workload tries.
 pub const MAX_NAMES: u32 = 16;
@@ -17,13 +22,25 @@ pub const SUFFIX: usize = 16;
 /// Longest part of an object's name in a new name.
 const LONGEST_PART: usize = MAX_LENGTH - "ts--".len() - SUFFIX;
 
-/// Name of the workload of an object, of which there is one unless the Tailscale operator left several.
+/// Kinds whose objects have the name of their workload. No Pod may write them. Secrets decide nothing: under the Tailscale operator each
+/// proxy Pod may create them, with any labels.
+const NAMED: [Kind; 3] = [Kind::StatefulSet, Kind::Service, Kind::Role];
+
+/// Name of the workload of a standalone object, of which there is one unless the Tailscale operator left several: the one with a device, else
+/// the first by name.
 ///
-/// `sets`: `StatefulSet`s, headless Services and config Secrets with the object's labels. The one with a device is the workload, else the first
-/// by name.
-pub fn workload<'a>(sets: impl Iterator<Item = &'a str>, has_device: impl Fn(&&'a str) -> bool) -> Option<&'a str> {
-    let all: BTreeSet<&str> = sets.collect();
-    all.iter().copied().find(&has_device).or_else(|| all.first().copied())
+/// `owned`: what has the labels of the object.
+pub fn workload<'a>(
+    key: &WorkloadKey,
+    owned: impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)>,
+    has_device: impl Fn(&str) -> bool,
+) -> Option<&'a str> {
+    let is_named = |(object, value): &(&ObjectRef, &Arc<Value>)| {
+        let labels = &value["metadata"]["labels"];
+        NAMED.contains(&object.kind) && labels[names::PARENT] == *key.name() && labels[names::STANDBY].is_null()
+    };
+    let all: BTreeSet<&str> = owned.filter(is_named).map(|(object, _)| object.name.as_str()).collect();
+    all.iter().copied().find(|name| has_device(name)).or_else(|| all.first().copied())
 }
 
 /// Suffix of a new name: 64 bits of hash.
@@ -62,6 +79,7 @@ const FORMER_SUFFIX: usize = 5;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::controller::workload::objects::labels_of;
 
     #[test]
     fn workload_names_have_at_most_fifty_two_characters() {
@@ -78,11 +96,30 @@ mod tests {
         assert_eq!(standby_name("ts-web-abcde").len(), "ts-web-abcde".len(), "a name of a former version");
     }
 
+    fn named(objects: &[(Kind, &str)], device: &str) -> Option<String> {
+        let key = WorkloadKey::Service("default".into(), "web".into());
+        let value = Arc::new(serde_json::json!({"metadata": {"labels": labels_of(&key)}}));
+        let objects: Vec<_> = objects.iter().map(|(kind, name)| ObjectRef::new(*kind, "ts", *name)).collect();
+        workload(&key, objects.iter().map(|object| (object, &value)), |name| name == device).map(str::to_owned)
+    }
+
     #[test]
     fn workload_with_a_device_keeps_its_name() {
-        let sets = || ["ts-web-ccccc", "ts-web-aaaaa", "ts-web-bbbbb"].into_iter();
-        assert_eq!(workload(sets(), |set| *set == "ts-web-ccccc"), Some("ts-web-ccccc"));
-        assert_eq!(workload(sets(), |_| false), Some("ts-web-aaaaa"));
-        assert_eq!(workload([].into_iter(), |_| true), None);
+        let sets = ["ts-web-ccccc", "ts-web-aaaaa", "ts-web-bbbbb"].map(|name| (Kind::StatefulSet, name));
+        assert_eq!(named(&sets, "ts-web-ccccc").as_deref(), Some("ts-web-ccccc"));
+        assert_eq!(named(&sets, "").as_deref(), Some("ts-web-aaaaa"));
+        assert_eq!(named(&[], ""), None);
+    }
+
+    #[test]
+    fn objects_that_pods_may_create_name_no_workload() {
+        for kind in Kind::ALL {
+            let is_named = matches!(kind, Kind::StatefulSet | Kind::Service | Kind::Role);
+            for name in ["x", "x-0-config"] {
+                assert_eq!(named(&[(kind, name)], "").as_deref(), is_named.then_some(name), "{kind:?}");
+                let beside = named(&[(kind, name), (Kind::StatefulSet, "y")], name);
+                assert_eq!(beside.as_deref(), Some(if is_named { name } else { "y" }), "{kind:?}");
+            }
+        }
     }
 }

@@ -110,6 +110,66 @@ fn device_that_two_replicas_claim_after_an_upgrade_is_not_recorded_for_the_wrong
     );
 }
 
+/// Creates what a proxy Pod of the Tailscale operator may create: the config Secret of a workload with the labels of a Service, and a state with
+/// a device.
+fn plant(cluster: &mut Cluster, (namespace, service): (&str, &str), workload: &str) {
+    let labels = json!({names::MANAGED: "true", names::SECRET_TYPE: "config", names::CONFIG_PARENT: service,
+        names::CONFIG_PARENT_NAMESPACE: namespace});
+    let config = json!({"Version": "alpha0", "Hostname": "evil"}).to_string();
+    let secrets = [
+        (format!("{workload}-0-config"), labels, json!({names::CONFIG_KEY: encoded(&config)})),
+        (format!("{workload}-0"), json!({names::MANAGED: "true"}), json!({"device_id": encoded("nEVIL")})),
+    ];
+    for (name, labels, data) in secrets {
+        cluster.put("Secret", json!({"metadata": {"name": name, "namespace": NS, "labels": labels}, "data": data}));
+    }
+}
+
+/// Under the Tailscale operator a Pod planted a config Secret with the labels of another tenant's Service, before or after the takeover of that.
+#[test]
+fn planted_config_secret_renames_no_workload() {
+    let mut faults = Vec::new();
+    for planted in ["aaa", "zzz"] {
+        for stage in ["new", "takeover", "recorded", "without StatefulSet", "without StatefulSet and Service"] {
+            let (mut cluster, is_new) = (Cluster::new(), stage == "new");
+            if is_new {
+                plant(&mut cluster, ("victim", "web"), planted);
+            }
+            exposed(&mut cluster, "victim", &json!({}));
+            if !is_new {
+                cluster.take_over(("victim", "web"), "ts-victim");
+                assert!(stage == "takeover" || cluster.settles());
+                plant(&mut cluster, ("victim", "web"), planted);
+            }
+            if stage.starts_with("without") {
+                cluster.delete_object("StatefulSet", NS, "ts-victim");
+            }
+            if stage.ends_with("Service") {
+                cluster.delete_object("Service", NS, "ts-victim");
+            }
+            let first = cluster.observe(&cluster.cache, "victim/web").workload;
+            cluster.rounds(20);
+            let sets: Vec<_> = cluster.objects.keys().filter(|(kind, ..)| *kind == "StatefulSet").map(|(.., name)| name.clone()).collect();
+            let name = if is_new { "ts-web-" } else { "ts-victim" };
+            if !first.starts_with(name) || sets != [first.clone()] || cluster.minted.len() != usize::from(is_new) {
+                faults.push(format!("{planted}, {stage}: {first}, then {sets:?}, keys {:?}", cluster.minted));
+            }
+        }
+    }
+    report("renamed", &faults);
+}
+
+/// Under the Tailscale operator a Pod planted the config Secret of another tenant's proxy with the labels of its own Service.
+#[test]
+fn planted_config_secret_takes_no_name_of_a_workload() {
+    let mut cluster = Cluster::new();
+    exposed(&mut cluster, "victim", &json!({}));
+    cluster.take_over(("victim", "web"), "ts-victim");
+    plant(&mut cluster, ("a", "web"), "ts-victim");
+    cluster.patch("Secret", NS, "ts-victim-0", &json!({"data": {"device_id": encoded(device_id("ts-victim-0").as_str())}}));
+    assert!(cluster.enqueued.contains(&WorkKey::Workload("victim/web".into())), "{:?}", cluster.enqueued);
+}
+
 /// A Pod puts a finalizer on its state Secret: the group ends nevertheless.
 #[test]
 fn finalizer_of_a_pod_does_not_hold_the_end_of_its_group() {

@@ -90,17 +90,12 @@ impl World {
         if !key.is_standalone() {
             return key.name().to_owned();
         }
-        let is_first = |value: &Value| value["metadata"]["labels"][names::STANDBY].is_null();
-        let sets = owned.iter().filter(|(object, value)| object.kind == Kind::StatefulSet && is_first(value));
-        let sets = sets.map(|(object, _)| object.name.as_str());
-        let configs = owned.keys().filter(|object| object.kind == Kind::Secret);
-        let configs = configs.filter_map(|object| Some(object.name.strip_suffix(names::CONFIG_SECRET_SUFFIX)?.rsplit_once('-')?.0));
-        let has_device = |set: &&str| {
+        let has_device = |set: &str| {
             let state = self.objects.get(&ObjectRef::new(Kind::Secret, NS, names::replica(set, 0)));
             state.is_some_and(|state| state["data"]["device_id"].is_string())
         };
         let uid = self.parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
-        naming::workload(sets.chain(configs), has_device).map_or_else(|| naming::new_name(key, uid, 0), str::to_owned)
+        naming::workload(key, owned.iter(), has_device).map_or_else(|| naming::new_name(key, uid, 0), str::to_owned)
     }
 
     pub(in super::super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, ObservedReplica> {
