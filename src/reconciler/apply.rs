@@ -214,7 +214,7 @@ impl Applier {
             Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => return Ok(None),
             done => done?,
         };
-        self.stores.assume(role, value.clone());
+        self.stores.assume(role, value.clone()).await;
         Ok(Some(value))
     }
 
@@ -280,13 +280,13 @@ impl Applier {
             // An existing object without our labels is in no watch.
             Err(error) if error.refusal() == Some(ApiRefusal::Conflict) && !replaces => {
                 let Some(found) = self.writes.look(object.kind.into(), &object.namespace, &object.name).await? else { return Err(error) };
-                self.stores.cache().found(key, object, found, Instant::now());
+                self.stores.found(key, object, found).await;
                 return Ok(ApplyResult::Incomplete);
             }
             done => done?,
         };
         change_log::applied(key, &object, replaces);
-        self.stores.applied(object.kind, value, hash);
+        self.stores.applied(object.kind, value, hash).await;
         Ok(ApplyResult::Done)
     }
 

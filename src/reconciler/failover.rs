@@ -337,7 +337,7 @@ impl Failover {
     async fn write(&self, client: &LeaderClient, change: &PodChange) -> Result<(), KubeError> {
         let patch = change.patch(&self.process, Timestamp::now());
         let pod = client.merge(Resource::POD, self.cluster.namespace(), &change.pod.name, ObjectPart::Status, &patch).await?;
-        self.stores.assume(WatchRole::Pod, pod);
+        self.stores.assume(WatchRole::Pod, pod).await;
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use super::cache::{ClusterCache, Delivered, Id, MANAGED, ParsedObject, WatchRole, WatchScope, WorkKey};
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::paced::Paced;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::runtime::queue::Queue;
 
@@ -194,18 +195,23 @@ impl Stores {
         *self.synced.borrow()
     }
 
-    /// Stores the response to a write.
-    pub fn assume(&self, role: WatchRole, value: Value) {
-        let parsed = role.decode(value).parse();
-        let keys = self.cache().put(parsed);
+    /// Stores the response to a write. A Pod may have filled the object: it is parsed as a watch does.
+    pub async fn assume(&self, role: WatchRole, value: Value) {
+        let keys = self.put(role.decode(value)).await;
         self.enqueue(keys);
     }
 
     /// Stores the response to the apply of a manifest with this hash.
-    pub fn applied(&self, kind: Kind, value: Value, hash: String) {
-        let parsed = WatchRole::Owned(kind).decode(value).parse();
+    pub async fn applied(&self, kind: Kind, value: Value, hash: String) {
+        let parsed = parse(WatchRole::Owned(kind).decode(value)).await;
         let keys = self.cache().applied(parsed, hash);
         self.enqueue(keys);
+    }
+
+    /// Records an object that has the name of one that a workload was about to create.
+    pub async fn found(&self, key: &WorkloadKey, object: ObjectRef, value: Value) {
+        let parsed = parse(WatchRole::Owned(object.kind).decode(value)).await;
+        self.cache().found(key, object, &parsed, Instant::now());
     }
 
     /// Removes an object that was deleted by us.

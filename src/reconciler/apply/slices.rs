@@ -53,7 +53,7 @@ impl Applier {
         }
         let role = WatchRole::Owned(Kind::EndpointSlice);
         match write {
-            SliceWrite::Create(manifest) => self.stores.assume(role, self.writes.create(&manifest).await?),
+            SliceWrite::Create(manifest) => self.stores.assume(role, self.writes.create(&manifest).await?).await,
             SliceWrite::Change { object, patch } => {
                 self.patch((object.kind.into(), role), (&object.namespace, &object.name), ObjectPart::Object, &patch).await?;
             }

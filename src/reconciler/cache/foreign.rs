@@ -6,11 +6,9 @@ use crate::model::controller::key::WorkloadKey;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::time::Instant;
 
-use super::ClusterCache;
-use crate::model::base::bounded;
+use super::{ClusterCache, ParsedObject};
 use crate::model::controller::workload::objects::ObjectRef;
 
 /// Time for which a foreign object is assumed to exist.
@@ -21,17 +19,18 @@ const REFUSED_PORT_TTL: Duration = Duration::from_mins(10);
 const TRIES: usize = 32;
 
 impl ClusterCache {
-    /// Records an existing object that has the name of an object of a group.
-    pub fn found(&mut self, key: &WorkloadKey, object: ObjectRef, mut value: Value, now: Instant) {
-        bounded::json(&mut value);
-        self.foreign.entry(key.clone()).or_default().insert(object, (Arc::new(value), now));
+    /// Records an existing object that has the name of an object of a group: as much of it as if it were one of ours.
+    pub fn found(&mut self, key: &WorkloadKey, object: ObjectRef, parsed: &ParsedObject, now: Instant) {
+        if let Some(value) = parsed.object.owned() {
+            self.foreign.entry(key.clone()).or_default().insert(object, (Arc::clone(value), now));
+        }
     }
 
     /// Records a stored object that a workload was about to create, whatever its labels say: the next pass sees whose it is. Returns whether
     /// there is one.
     pub fn find(&mut self, key: &WorkloadKey, object: &ObjectRef, now: Instant) -> bool {
-        let Some(existing) = self.owned_object(object).map(|existing| Value::clone(existing)) else { return false };
-        self.found(key, object.clone(), existing, now);
+        let Some(existing) = self.owned_object(object).cloned() else { return false };
+        self.foreign.entry(key.clone()).or_default().insert(object.clone(), (existing, now));
         true
     }
 

@@ -311,7 +311,8 @@ fn deleted_object_is_removed_unless_it_has_finalizers() {
 fn foreign_object_is_remembered_for_some_time() {
     let mut world = world();
     let (object, now) = (ObjectRef::new(Kind::Secret, "ts", "g-0"), Instant::now());
-    world.found(&"g".into(), object.clone(), json!({"metadata": {"name": "g-0"}}), now);
+    let found = WatchRole::Owned(Kind::Secret).decode(json!({"metadata": {"name": "g-0"}})).parse();
+    world.found(&"g".into(), object.clone(), &found, now);
     assert!(world.forget_foreign(&"g".into(), now) && world.owned(&"g".into()).contains_key(&object));
     assert!(!world.forget_foreign(&"g".into(), now + FOREIGN_TTL));
     assert!(world.owned(&"g".into()).is_empty());

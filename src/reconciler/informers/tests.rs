@@ -44,26 +44,50 @@ async fn state_secret_is_parsed_at_a_rate_and_its_newest_version_in_the_end() {
     assert_eq!(version(&stores), Some(1_400));
 }
 
+/// How a large state Secret arrives.
+#[derive(Debug, Clone, Copy)]
+enum Arrival {
+    Change,
+    List,
+    /// In the response to an apply, or to another write.
+    Applied,
+    Assumed,
+    /// It was found by a write.
+    Found,
+}
+
 #[tokio::test]
 async fn other_tasks_run_while_a_large_state_is_parsed() {
-    for begin in [vec![], vec![WatchChange::Begin]] {
+    for arrival in [Arrival::Change, Arrival::List, Arrival::Applied, Arrival::Assumed, Arrival::Found] {
         let (stores, watch) = stores();
         let status = format!(r#"{{"services":{{"a":{{"tailnetTarget":{{}},"ports":[{}]}}}}}}"#, vec!["{}"; 90_000].join(","));
         let data = json!({"egress-services": k8s_openapi::ByteString(status.into_bytes())});
         let secret = json!({"metadata": {"name": "g-0", "namespace": "ts", "resourceVersion": "1"}, "data": data});
-        let of = if begin.is_empty() { WatchChange::Put } else { WatchChange::Listed };
-        let end = (!begin.is_empty()).then_some(WatchChange::Complete);
-        let changes = iter(begin.into_iter().chain([of(ROLE.decode(secret))]).chain(end));
+        let object = ObjectRef::new(Kind::Secret, "ts", "g-0");
+        let is_parsed = std::cell::Cell::new(false);
+        let arrives = async {
+            let follow = async |changes: Vec<_>| stores.follow(&watch, iter(changes), |_, _| {}).await;
+            match arrival {
+                Arrival::Change => follow(vec![WatchChange::Put(ROLE.decode(secret))]).await,
+                Arrival::List => follow(vec![WatchChange::Begin, WatchChange::Listed(ROLE.decode(secret)), WatchChange::Complete]).await,
+                Arrival::Applied => stores.applied(Kind::Secret, secret, "hash".into()).await,
+                Arrival::Assumed => stores.assume(ROLE, secret).await,
+                Arrival::Found => stores.found(&"g".into(), object.clone(), secret).await,
+            }
+            is_parsed.set(true);
+        };
         let other = async {
             let mut turns = 0;
-            while version(&stores) != Some(1) {
+            while !is_parsed.get() {
                 turns += 1;
                 tokio::task::yield_now().await;
             }
             turns
         };
-        let ((), turns) = tokio::join!(stores.follow(&watch, changes, |_, _| {}), other);
-        assert!(turns > 10, "{turns} turns");
+        let ((), turns) = tokio::join!(arrives, other);
+        assert!(turns > 10, "{arrival:?}: {turns} turns");
+        let is_stored = !matches!(arrival, Arrival::Found);
+        assert_eq!((version(&stores), stores.cache().is_settled(&object, "hash")), (is_stored.then_some(1), matches!(arrival, Arrival::Applied)));
     }
 }
 

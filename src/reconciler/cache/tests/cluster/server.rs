@@ -43,7 +43,8 @@ impl Cluster {
         let mut value = manifest.value.clone();
         if let Some(existing) = self.objects.get(&id).cloned() {
             if !manifest.replaces() {
-                self.cache.found(&key.into(), object.clone(), existing, Instant::now());
+                let existing = WatchRole::Owned(object.kind).decode(existing).parse();
+                self.cache.found(&key.into(), object.clone(), &existing, Instant::now());
                 return false;
             }
             let differs = |field: &str| !value["metadata"][field].is_null() && value["metadata"][field] != existing["metadata"][field];
