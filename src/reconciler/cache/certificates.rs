@@ -27,8 +27,11 @@ impl ClusterCache {
                 metadata.labels.as_ref().is_some_and(|labels| labels.get(names::OWN_CERTIFICATE).is_some_and(|may| may == "true"));
             let read = self.certificates.get(name).filter(|(of, _)| *of >= version).map(|(_, own)| own.clone());
             // A Pod may label its own Secrets.
-            let is_users = matches!(SecretName::parse(name), SecretName::Certificate | SecretName::Other);
-            let own = if labelled && is_users { read.unwrap_or(UserCertificate::Unread) } else { UserCertificate::Unlabelled };
+            let own = if labelled && SecretName::is_of_users(name) {
+                read.unwrap_or(UserCertificate::Unread)
+            } else {
+                UserCertificate::Unlabelled
+            };
             (name.clone(), own)
         });
         validated.collect()

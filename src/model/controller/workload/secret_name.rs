@@ -6,6 +6,9 @@
 
 use crate::api::names;
 
+/// End of the names in each tailnet of Tailscale.
+const TAILNETS: &str = ".ts.net";
+
 /// Kind of a Secret, with the part of its name that identifies its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecretName<'a> {
@@ -46,6 +49,16 @@ impl<'a> SecretName<'a> {
         }
     }
 
+    /// Whether the Secret of this name can be a certificate of users. Replicas have certificates of names in the tailnet, which only Tailscale
+    /// issues.
+    pub fn is_of_users(name: &str) -> bool {
+        match SecretName::parse(name) {
+            SecretName::Certificate => !name.ends_with(TAILNETS),
+            SecretName::Other => true,
+            SecretName::Config { .. } | SecretName::State { .. } | SecretName::Account { .. } | SecretName::SharedAccounts => false,
+        }
+    }
+
     /// Whether Pods of one workload may write the Secret, and so its finalizers: these do not hold its deletion.
     pub fn is_written_by_pods(self) -> bool {
         matches!(self, Self::State { .. } | Self::Certificate | Self::Account { .. })
@@ -66,21 +79,22 @@ mod tests {
     fn name_decides_what_a_secret_is() {
         use SecretName::{Account, Certificate, Config, Other, SharedAccounts, State};
         let table = [
-            ("eg-0", State { workload: "eg", ordinal: 0 }),
-            ("ts-web-0123456789abcdef-0", State { workload: "ts-web-0123456789abcdef", ordinal: 0 }),
-            ("eg-12", State { workload: "eg", ordinal: 12 }),
-            ("eg-012", Other),
-            ("eg-+1", Other),
-            ("eg-0-config", Config { pod: "eg-0" }),
-            ("shop.tail1.ts.net", Certificate),
-            ("x-0.ts.net", Certificate),
-            ("in-acme-accounts", Account { workload: "in" }),
-            ("tailscale-acme-accounts", SharedAccounts),
-            ("eg", Other),
-            ("", Other),
+            ("eg-0", State { workload: "eg", ordinal: 0 }, false),
+            ("ts-web-0123456789abcdef-0", State { workload: "ts-web-0123456789abcdef", ordinal: 0 }, false),
+            ("eg-12", State { workload: "eg", ordinal: 12 }, false),
+            ("eg-012", Other, true),
+            ("eg-+1", Other, true),
+            ("eg-0-config", Config { pod: "eg-0" }, false),
+            ("shop.tail1.ts.net", Certificate, false),
+            ("x-0.ts.net", Certificate, false),
+            ("shop.example.com", Certificate, true),
+            ("in-acme-accounts", Account { workload: "in" }, false),
+            ("tailscale-acme-accounts", SharedAccounts, false),
+            ("eg", Other, true),
+            ("", Other, true),
         ];
-        for (name, wanted) in table {
-            assert_eq!(SecretName::parse(name), wanted, "{name}");
+        for (name, wanted, is_of_users) in table {
+            assert_eq!((SecretName::parse(name), SecretName::is_of_users(name)), (wanted, is_of_users), "{name}");
         }
     }
 }

@@ -153,22 +153,33 @@ fn labelled_role_binding_of_a_tenant_does_not_hold_the_deletion_of_another() {
     }
 }
 
-/// A replica gives its state Secret the label of a certificate that users provide; a tenant names it.
+/// A replica gives a Secret that it may write the label of a certificate that users provide; a tenant names it.
 #[test]
-fn state_secret_with_the_label_of_a_users_certificate_is_named_by_no_role() {
-    let mut cluster = cluster(false);
-    let labels = json!({names::MANAGED: null, names::OWN_CERTIFICATE: "true"});
-    cluster.patch("Secret", NS, "eg-0", &json!({"metadata": {"labels": labels}}));
-    let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
-    let tls = json!([{"hosts": ["zed"]}, {"hosts": ["zed.example.com"], "secretName": "eg-0"}]);
-    let spec = json!({"ingressClassName": "tailscale", "tls": tls, "defaultBackend": backend});
-    let annotations = json!({"tailscale.com/proxy-group": "in"});
-    cluster.put("Ingress", json!({"metadata": {"name": "zed", "namespace": "t", "annotations": annotations}, "spec": spec}));
-    let role = |cluster: &Cluster| Cluster::role_secrets(cluster.object("Role", NS, "in").expect("a Role"), "get");
-    for _ in 0..5 {
-        cluster.patch("Secret", NS, "eg-0", &json!({"metadata": {"labels": labels}}));
-        cluster.pass("in");
-        assert!(!role(&cluster).contains("eg-0"), "{:?}", role(&cluster));
+fn secret_of_pods_with_the_label_of_a_users_certificate_is_named_by_no_role() {
+    let workload = |cluster: &Cluster| cluster.observe(&cluster.cache, "ingress/victim/shop").workload;
+    let shop = workload(&cluster(false));
+    let of_pods = ["eg-0".to_owned(), format!("{shop}-0"), DNS.to_owned(), names::ACCOUNTS.to_owned(), names::account("eg")];
+    let secrets = of_pods.iter().map(|name| (name.as_str(), false)).chain([("own", true), ("zed.example.com", true)]);
+    for (name, is_named) in secrets {
+        let mut cluster = cluster(false);
+        assert_eq!(workload(&cluster), shop);
+        let labels = json!({names::MANAGED: null, names::OWN_CERTIFICATE: "true"});
+        if cluster.object("Secret", NS, name).is_none() {
+            cluster.put("Secret", json!({"metadata": {"name": name, "namespace": NS}, "data": {}}));
+        }
+        let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
+        let tls = json!([{"hosts": ["zed"]}, {"hosts": ["zed.example.com"], "secretName": name}]);
+        let spec = json!({"ingressClassName": "tailscale", "tls": tls, "defaultBackend": backend});
+        let annotations = json!({"tailscale.com/proxy-group": "in"});
+        cluster.put("Ingress", json!({"metadata": {"name": "zed", "namespace": "t", "annotations": annotations}, "spec": spec}));
+        let role = |cluster: &Cluster| Cluster::role_secrets(cluster.object("Role", NS, "in").expect("a Role"), "get");
+        let mut roles = BTreeSet::new();
+        for _ in 0..5 {
+            cluster.patch("Secret", NS, name, &json!({"metadata": {"labels": labels}}));
+            cluster.pass("in");
+            roles.append(&mut role(&cluster));
+        }
+        assert_eq!(roles.contains(name), is_named, "{name}: {roles:?}");
     }
 }
 
