@@ -159,6 +159,10 @@ impl ClusterCache {
             return BTreeSet::new();
         }
         if role == WatchRole::CreateFailure && !self.admits_failure(&id, version, &object) {
+            if object == CachedObject::None {
+                // An older version, which is about a set, may wait.
+                self.store(role).end(&id, version);
+            }
             return self.drop_stored(role, &id);
         }
         let annotated = self.follow_annotations(role, &id, Some(&object));

@@ -87,7 +87,10 @@ async fn other_tasks_run_while_a_large_state_is_parsed() {
         let ((), turns) = tokio::join!(arrives, other);
         assert!(turns > 10, "{arrival:?}: {turns} turns");
         let is_stored = !matches!(arrival, Arrival::Found);
-        assert_eq!((version(&stores), stores.cache().is_settled(&object, "hash")), (is_stored.then_some(1), matches!(arrival, Arrival::Applied)));
+        assert_eq!(
+            (version(&stores), stores.cache().is_settled(&object, "hash")),
+            (is_stored.then_some(1), matches!(arrival, Arrival::Applied))
+        );
     }
 }
 
@@ -163,22 +166,64 @@ async fn object_that_is_written_without_end_is_stored_at_a_rate_and_delays_no_ot
     }
 }
 
-/// A Pod with the Tailscale operator's image may create Events.
-#[tokio::test(start_paused = true)]
-async fn events_about_a_set_are_stored_at_a_rate_whatever_their_names() {
-    let role = WatchRole::CreateFailure;
-    let event = |number: u64| {
-        let metadata = json!({"name": format!("e{number}"), "namespace": "ts", "resourceVersion": number.to_string()});
-        role.decode(json!({"metadata": metadata, "eventTime": null, "reason": "FailedCreate", "note": "false",
-            "regarding": {"kind": "StatefulSet", "name": "g"}, "deprecatedLastTimestamp": "2026-01-01T00:00:00Z"}))
-    };
+/// An Event about a set; one about an empty name has another reason.
+fn event(name: &str, version: u64, set: &str) -> Delivered {
+    let metadata = json!({"name": name, "namespace": "ts", "resourceVersion": version.to_string()});
+    let reason = if set.is_empty() { "Other" } else { "FailedCreate" };
+    WatchRole::CreateFailure.decode(json!({"metadata": metadata, "eventTime": null, "reason": reason, "note": "false",
+        "regarding": {"kind": "StatefulSet", "name": set}, "deprecatedLastTimestamp": "2026-01-01T00:00:00Z"}))
+}
+
+/// Stores with a group `g`, and the watch of Events.
+async fn stores_of_events() -> (Stores, InformerWatch) {
     let (Stores { queue, .. }, watch) = stores();
-    let stores = Stores::new(ClusterCache::new(None, [WatchRole::Group, role]), queue);
+    let stores = Stores::new(ClusterCache::new(None, [WatchRole::Group, WatchRole::CreateFailure]), queue);
     let group = json!({"metadata": {"name": "g", "resourceVersion": "1"}, "spec": {"type": "egress"}});
     let group = WatchChange::Listed(WatchRole::Group.decode(group));
     let groups = InformerWatch { role: WatchRole::Group, follow: watch.follow };
     stores.follow(&groups, Box::pin(iter([WatchChange::Begin, group, WatchChange::Complete])), |_, _| {}).await;
-    let stored = |stores: &Stores| (1..=2_000).find(|number| stores.cache().stored_version(role, "ts", &format!("e{number}")).is_some());
+    (stores, InformerWatch { role: WatchRole::CreateFailure, follow: groups.follow })
+}
+
+/// An Event has the name of a set, and is about none: the Events about the set are stored as without it.
+#[tokio::test(start_paused = true)]
+async fn event_with_the_name_of_a_set_delays_and_replaces_none_about_it() {
+    let role = WatchRole::CreateFailure;
+    // Events in this order, and what is stored of the last one at once, and in the end.
+    let (of, none) = (|set: &'static str, count| vec![("e", set); count], |name, count| vec![(name, ""); count]);
+    let rows = [
+        ("as many as the burst, before", [none("g", 20), of("g", 1)].concat(), Some(21), Some(21)),
+        ("after one that waits", [of("g", 21), none("g", 1)].concat(), Some(20), Some(21)),
+        ("of another name, before", [none("x", 40), of("g", 1)].concat(), Some(41), Some(41)),
+        ("of the same name, after one that waits", [of("g", 21), none("e", 1)].concat(), None, None),
+        ("of the same name, before", [none("e", 1), of("g", 1)].concat(), Some(2), Some(2)),
+    ];
+    for (row, events, at_once, in_the_end) in rows {
+        let (stores, watch) = stores_of_events().await;
+        let version_of_e = || stores.cache().stored_version(role, "ts", "e");
+        let puts = (1..).zip(events).map(|(version, (name, set))| WatchChange::Put(event(name, version, set)));
+        let mut seen = None;
+        let idle = once(async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            WatchChange::Live
+        });
+        let end = once(async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            WatchChange::Live
+        });
+        let changes = iter(puts).chain(idle.inspect(|_| seen = version_of_e())).chain(end);
+        stores.follow(&watch, Box::pin(changes), |_, _| {}).await;
+        assert_eq!((seen, version_of_e()), (at_once, in_the_end), "{row}");
+    }
+}
+
+/// A Pod with the Tailscale operator's image may create Events.
+#[tokio::test(start_paused = true)]
+async fn events_about_a_set_are_stored_at_a_rate_whatever_their_names() {
+    let role = WatchRole::CreateFailure;
+    let event = |number: u64| event(&format!("e{number}"), number, "g");
+    let (stores, watch) = stores_of_events().await;
+    let newest = |stores: &Stores| (1..=2_000).find(|number| stores.cache().stored_version(role, "ts", &format!("e{number}")).is_some());
     let writes = iter(1..=2_000).then(|number| async move {
         tokio::time::sleep(Duration::from_millis(5)).await;
         WatchChange::Put(event(number))
@@ -189,11 +234,10 @@ async fn events_about_a_set_are_stored_at_a_rate_whatever_their_names() {
         WatchChange::Live
     });
     let mut versions = BTreeSet::new();
-    let changes = Box::pin(writes.chain(gone).chain(idle).inspect(|_| versions.extend(stored(&stores))));
-    let watch = InformerWatch { role, follow: groups.follow };
+    let changes = Box::pin(writes.chain(gone).chain(idle).inspect(|_| versions.extend(newest(&stores))));
     stores.follow(&watch, changes, |_, _| {}).await;
     assert!((20..=42).contains(&versions.len()), "{} of 2,000 in 10 s", versions.len());
-    assert_eq!(stored(&stores), Some(2_000), "the newest");
+    assert_eq!(newest(&stores), Some(2_000), "the newest");
 }
 
 /// A second rollout takes the first one back.

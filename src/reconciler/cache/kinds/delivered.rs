@@ -84,10 +84,11 @@ impl Delivered {
         if self.role == WatchRole::Owned(Kind::Secret) { self.is_large() } else { self.role.has_other_writers() }
     }
 
-    /// What has the rate: the object, or the set that an Event is about, as each Event may have another name.
+    /// What has the rate: the object, or the set that an Event is about, as each Event may have another name. No object has that of a set: it
+    /// has a slash.
     pub fn pace_key(&self) -> Id {
         match &self.content {
-            DeliveredContent::Decoded(CachedObject::CreateFailure(failure)) => (self.id.0.clone(), failure.set.clone()),
+            DeliveredContent::Decoded(CachedObject::CreateFailure(failure)) => (self.id.0.clone(), format!("/{}", failure.set)),
             _ => self.id.clone(),
         }
     }
