@@ -119,7 +119,7 @@ mod tests {
                 now += ms(pause);
                 while paced.due(now).is_some() {}
                 match step {
-                    0 => paced.forget(&"a", |_| true),
+                    0 => paced.forget(&"a", |()| true),
                     1 => paced.clear(),
                     _ => drop(paced.offer(&"a", (), now)),
                 }

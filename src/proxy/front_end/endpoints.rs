@@ -185,9 +185,9 @@ impl Following {
     fn take(&mut self, namespace: &str, number: u64, change: WatchChange<NamedSlice>) -> bool {
         let Some(watch) = self.watches.get_mut(namespace) else { return false };
         match watch.admit(number, &change) {
-            Admission::Ignored => return false,
-            Admission::Applied => {}
-            Admission::FirstOfList => self.slices.begin(namespace),
+            ChangeAdmission::Ignored => return false,
+            ChangeAdmission::Applied => {}
+            ChangeAdmission::FirstOfList => self.slices.begin(namespace),
         }
         match change {
             WatchChange::Begin => false,
@@ -240,7 +240,7 @@ enum ListProgress {
 
 /// What a change of a watch does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Admission {
+enum ChangeAdmission {
     /// The watch has ended, or another one lists in its place.
     Ignored,
     Applied,
@@ -275,27 +275,27 @@ impl NamespaceWatch {
     }
 
     /// Whether a change is applied. The first that this watch lists ends the former one, whose changes may be older.
-    fn admit<T>(&mut self, number: u64, change: &WatchChange<T>) -> Admission {
+    fn admit<T>(&mut self, number: u64, change: &WatchChange<T>) -> ChangeAdmission {
         if number != self.number {
             let is_former = self.former.as_ref().is_some_and(|(former, _)| *former == number);
             let is_delta = matches!(change, WatchChange::Put(_) | WatchChange::Gone(_));
-            return if is_former && is_delta { Admission::Applied } else { Admission::Ignored };
+            return if is_former && is_delta { ChangeAdmission::Applied } else { ChangeAdmission::Ignored };
         }
         match change {
             WatchChange::Begin => {
                 self.progress = ListProgress::Pending;
-                Admission::Applied
+                ChangeAdmission::Applied
             }
             WatchChange::Listed(_) | WatchChange::Complete => {
                 let is_first = self.progress == ListProgress::Pending;
                 self.progress = if matches!(change, WatchChange::Complete) { ListProgress::Complete } else { ListProgress::Listing };
                 if !is_first {
-                    return Admission::Applied;
+                    return ChangeAdmission::Applied;
                 }
                 self.former.take().inspect(|(_, former)| former.abort());
-                Admission::FirstOfList
+                ChangeAdmission::FirstOfList
             }
-            _ => Admission::Applied,
+            _ => ChangeAdmission::Applied,
         }
     }
 
@@ -367,7 +367,7 @@ mod tests {
             let mut one = NamespaceWatch::new(1, idle(&mut tasks), None);
             assert_eq!(
                 [WatchChange::Begin, first(), put()].map(|change| one.admit(1, &change)),
-                [Admission::Applied, Admission::FirstOfList, Admission::Applied]
+                [ChangeAdmission::Applied, ChangeAdmission::FirstOfList, ChangeAdmission::Applied]
             );
             let working = one.task.clone();
             // One that lists nothing, and one more.
@@ -376,18 +376,18 @@ mod tests {
             let mut three = NamespaceWatch::new(3, idle(&mut tasks), Some(two.into_former()));
             tokio::task::yield_now().await;
             assert!(silent.is_finished() && !working.is_finished());
-            assert_eq!(three.admit(3, &WatchChange::<()>::Begin), Admission::Applied);
-            assert_eq!((three.admit(1, &put()), three.admit(2, &put())), (Admission::Applied, Admission::Ignored));
+            assert_eq!(three.admit(3, &WatchChange::<()>::Begin), ChangeAdmission::Applied);
+            assert_eq!((three.admit(1, &put()), three.admit(2, &put())), (ChangeAdmission::Applied, ChangeAdmission::Ignored));
             for relisted in [WatchChange::Begin, WatchChange::Listed(()), WatchChange::Complete] {
-                assert_eq!(three.admit(1, &relisted), Admission::Ignored, "the next one lists");
+                assert_eq!(three.admit(1, &relisted), ChangeAdmission::Ignored, "the next one lists");
             }
             three.list_at(Instant::now());
             assert_eq!(three.next_list(), None, "nothing is listed");
-            assert_eq!(three.admit(3, &first()), Admission::FirstOfList);
+            assert_eq!(three.admit(3, &first()), ChangeAdmission::FirstOfList);
             assert_eq!(three.next_list().is_some(), matches!(first(), WatchChange::Complete));
-            assert_eq!(three.admit(3, &WatchChange::<()>::Complete), Admission::Applied);
+            assert_eq!(three.admit(3, &WatchChange::<()>::Complete), ChangeAdmission::Applied);
             assert!(three.next_list().is_some(), "the list is complete");
-            assert_eq!((three.admit(1, &put()), three.admit(3, &put())), (Admission::Ignored, Admission::Applied));
+            assert_eq!((three.admit(1, &put()), three.admit(3, &put())), (ChangeAdmission::Ignored, ChangeAdmission::Applied));
             tokio::task::yield_now().await;
             assert!(working.is_finished() && !three.task.is_finished());
         }

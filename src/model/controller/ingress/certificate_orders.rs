@@ -54,6 +54,7 @@ impl CertificateOrder {
     }
 
     /// A further order of the same host: its Secret was given up.
+    #[must_use]
     pub fn again(&self, now: Timestamp) -> Self {
         let former = self.earlier.iter().copied().chain([self.ordered]).filter(|at| !rest(*at, now).is_zero());
         Self { ordered: now.as_second(), earlier: former.collect(), secret: String::new(), ..self.clone() }

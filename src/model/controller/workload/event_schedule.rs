@@ -287,9 +287,10 @@ mod tests {
     #[test]
     fn fault_that_returns_is_reported_at_once_if_it_had_ended() {
         type Times = [i64];
+        type Case<'a> = (&'static str, &'a [(i64, i64)], &'a Times, &'a Times);
         let flapping: Vec<_> = (0..30).map(|turn| (2 * turn, 2 * turn + 1)).collect();
         // Times of the fault → Events about it, and its end.
-        let cases: [(&str, &[(i64, i64)], &Times, &Times); 7] = [
+        let cases: [Case<'_>; 7] = [
             ("R", &[(0, 90)], &[0, 30, 60], &[93]),
             ("R", &[(0, 2), (10, 20)], &[0, 10], &[5, 23]),
             ("R", &[(0, 2), (4, 40)], &[0, 30], &[43]),
