@@ -202,7 +202,7 @@ async fn event_with_the_name_of_a_set_delays_and_replaces_none_about_it() {
         let (stores, watch) = stores_of_events().await;
         let version_of_e = || stores.cache().stored_version(role, "ts", "e");
         let puts = (1..).zip(events).map(|(version, (name, set))| WatchChange::Put(event(name, version, set)));
-        let mut seen = None;
+        let mut looked_at = None;
         let idle = once(async {
             tokio::time::sleep(Duration::from_millis(1)).await;
             WatchChange::Live
@@ -211,9 +211,9 @@ async fn event_with_the_name_of_a_set_delays_and_replaces_none_about_it() {
             tokio::time::sleep(Duration::from_secs(5)).await;
             WatchChange::Live
         });
-        let changes = iter(puts).chain(idle.inspect(|_| seen = version_of_e())).chain(end);
+        let changes = iter(puts).chain(idle.inspect(|_| looked_at = version_of_e())).chain(end);
         stores.follow(&watch, Box::pin(changes), |_, _| {}).await;
-        assert_eq!((seen, version_of_e()), (at_once, in_the_end), "{row}");
+        assert_eq!((looked_at, version_of_e()), (at_once, in_the_end), "{row}");
     }
 }
 
