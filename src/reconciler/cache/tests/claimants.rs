@@ -1,6 +1,7 @@
 //! Cost of a name that very many objects request, and the choice of the first ones among them.
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use super::cluster::{Cluster, text};
 use super::namesakes::{ALL as REQUESTS, NAME, Request, cluster};
@@ -141,8 +142,9 @@ fn check_decisions(cluster: &Cluster) {
         let is_rival = |(other, of, object): &Claim| {
             let publisher = object.publisher().expect("an object");
             let exists = other.group().is_some_and(|name| cache.group(name).is_some());
-            let requests =
-                || cache.claimant(&publisher).and_then(|(id, stored)| cache.publish_request(&id, stored)?.key) == Some(other.clone());
+            let request = cache.claimant(&publisher).and_then(|(id, stored)| cache.publish_request(&id, stored));
+            // A record of another name than the object requests now is no request.
+            let requests = || request.is_some_and(|request| request.key.as_ref() == Some(other) && request.label == *label);
             let is_current = cache.live(&publisher).is_some() && !cache.is_refused(other, &publisher);
             of == label
                 && other != workload
@@ -246,7 +248,8 @@ fn take(cluster: &mut Cluster, step: Step, (request, namespace, other): (Request
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    // The same cases each time; another seed explores others.
+    #![proptest_config(ProptestConfig { cases: 60, rng_seed: RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Also with a group of another Tailnet object. Each claim that gets its name by a change of an object, or loses it, has a pass.
     #[test]
