@@ -201,21 +201,31 @@ impl Applier {
         }
     }
 
-    /// Changes one object or its status by a merge patch, with the preconditions that the patch names. Returns the changed object;
-    /// `None`: it does not exist any more.
+    /// Changes one object or its status by a merge patch, with the preconditions that the patch names. Returns whether it still exists.
     pub(super) async fn patch(
         &self,
-        (resource, role): (Resource, WatchRole),
+        kind: (Resource, WatchRole),
+        id: (&str, &str),
+        part: ObjectPart,
+        patch: &Value,
+    ) -> Result<bool, KubeError> {
+        let Some(value) = self.merge(kind.0, id, part, patch).await? else { return Ok(false) };
+        self.stores.assume(kind.1, value).await;
+        Ok(true)
+    }
+
+    /// As [`Self::patch`], but stores nothing: returns the changed object, if it still exists.
+    async fn merge(
+        &self,
+        resource: Resource,
         (namespace, name): (&str, &str),
         part: ObjectPart,
         patch: &Value,
     ) -> Result<Option<Value>, KubeError> {
-        let value = match self.writes.merge(resource, namespace, name, part, patch).await {
-            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => return Ok(None),
-            done => done?,
-        };
-        self.stores.assume(role, value.clone()).await;
-        Ok(Some(value))
+        match self.writes.merge(resource, namespace, name, part, patch).await {
+            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(None),
+            done => done.map(Some),
+        }
     }
 
     /// Returns whether the group still exists.
@@ -223,7 +233,7 @@ impl Applier {
         let Some(group) = &observed.group else { return Ok(true) };
         let metadata = json!({"resourceVersion": group.metadata.resource_version, "finalizers": finalizers});
         let patch = json!({ "metadata": metadata });
-        let exists = self.patch(GROUP, ("", observed.key.name()), ObjectPart::Object, &patch).await?.is_some();
+        let exists = self.patch(GROUP, ("", observed.key.name()), ObjectPart::Object, &patch).await?;
         change_log::log(&observed.key, change_log::of_patch(&patch, &[], has_finalizer(finalizers)));
         Ok(exists)
     }

@@ -179,7 +179,12 @@ impl Applier {
         let before = self.stores.cache().service_conditions(&update.namespace, &update.name);
         patch["metadata"]["resourceVersion"] = json!(objects.version(update));
         patch["metadata"]["uid"] = json!(update.uid);
-        if let Some(written) = self.patch_current(update, objects, part, &mut patch).await? {
+        let (resource, role) = match update.source {
+            PublishSource::Ingress => (Resource::INGRESS, WatchRole::Ingress),
+            PublishSource::Service => (Resource::SERVICE, WatchRole::Service),
+        };
+        if let Some(written) = self.patch_current(update, objects, (resource, part), &mut patch).await? {
+            self.stores.assume(role, written.clone()).await;
             objects.state().written.insert(subject(update), written);
             change_log::log(&subject(update), change_log::of_patch(&patch, &before, update.adds_finalizer));
         }
@@ -193,27 +198,23 @@ impl Applier {
         &self,
         update: &ObjectUpdate,
         objects: &UsersObjects<'_>,
-        part: ObjectPart,
+        (resource, part): (Resource, ObjectPart),
         patch: &mut Value,
     ) -> Result<Option<Value>, KubeError> {
-        let kind = match update.source {
-            PublishSource::Ingress => (Resource::INGRESS, WatchRole::Ingress),
-            PublishSource::Service => (Resource::SERVICE, WatchRole::Service),
-        };
         let (namespace, name) = (update.namespace.as_str(), update.name.as_str());
         let is_conflict = |done: &Result<_, KubeError>| done.as_ref().err().and_then(KubeError::refusal) == Some(ApiRefusal::Conflict);
-        let mut done = self.patch(kind, (namespace, name), part, patch).await;
+        let mut done = self.merge(resource, (namespace, name), part, patch).await;
         for _ in 1..ATTEMPTS {
             if !is_conflict(&done) {
                 break;
             }
-            let Some(now) = self.writes.look(kind.0, namespace, name).await? else { return Ok(None) };
+            let Some(now) = self.writes.look(resource, namespace, name).await? else { return Ok(None) };
             let version = now["metadata"]["resourceVersion"].clone();
             if !objects.is_current(update, patch, now) {
                 break;
             }
             patch["metadata"]["resourceVersion"] = version;
-            done = self.patch(kind, (namespace, name), part, patch).await;
+            done = self.merge(resource, (namespace, name), part, patch).await;
             if done.is_ok() {
                 let mut state = objects.state();
                 (_, state.remains) = (state.ended.insert(subject(update)), true);
