@@ -79,6 +79,8 @@ impl ClusterCache {
             groups.extend(claimants.groups(&label).into_iter().map(|group| WorkloadKey::of_group(group)));
             // The proxy with the name has it in any case, and of the others only the oldest can get it: they repeat their passes at intervals.
             groups.extend(claimants.oldest(&label, None, ClaimState::Requested).find(|other| **other != own).cloned());
+            // What remains of the proxy of an earlier object of this name.
+            groups.extend(self.indices.workloads.contains_key(&own).then_some(own));
         }
         if role == WatchRole::Service {
             let users = self.indices.backend_users.get(id).into_iter().flatten();
