@@ -1,8 +1,8 @@
 //! Work queue of keys, with deduplication and delayed retries.
 //!
 //! A waiting key is in the queue once. A key in progress is never given to a second worker, but is requeued if it was added meanwhile. A
-//! failed key is retried after an increasing delay. The caller decides the meaning of keys and the delays; only [`Queue::close`] loses
-//! keys.
+//! failed key is retried after an increasing delay. Due keys of different shares take turns, so that however many keys one has, the next of
+//! another waits for one key of each share. The caller decides the meaning of keys and the delays; only [`Queue::close`] loses keys.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -17,8 +17,12 @@ use order::QueueOrder;
 
 mod order;
 
-pub trait QueueKey: Clone + Eq + Hash + Ord + Debug + Send + 'static {}
-impl<K: Clone + Eq + Hash + Ord + Debug + Send + 'static> QueueKey for K {}
+pub trait QueueKey: Clone + Eq + Hash + Ord + Debug + Send + 'static {
+    type Share: Clone + Eq + Hash + Debug + Send;
+
+    /// Whose work it is.
+    fn share(&self) -> Self::Share;
+}
 
 /// Retry delay by number of consecutive failures (1 after the first).
 pub type Retry = Arc<dyn Fn(u32) -> Duration + Send + Sync>;

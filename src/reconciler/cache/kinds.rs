@@ -24,6 +24,7 @@ use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::observed::backend_service::BackendService;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
 use crate::model::controller::workload::pod_fault::CreateFailure;
+use crate::runtime::queue::QueueKey;
 
 use users::BackendSlice;
 
@@ -69,6 +70,20 @@ impl WorkKey {
             Self::DefaultControlPlane => String::new(),
             Self::Annotations(publisher) => publisher.name.clone(),
         }
+    }
+}
+
+/// Objects of a namespace have one share, each cluster-scoped object has its own: a namespace, or a name.
+impl QueueKey for WorkKey {
+    type Share = (String, String);
+
+    fn share(&self) -> Self::Share {
+        let namespace = match self {
+            Self::Workload(key) => key.namespace(),
+            Self::Annotations(publisher) => &publisher.namespace,
+            Self::Class(_) | Self::Tailnet(_) | Self::DefaultControlPlane => "",
+        };
+        if namespace.is_empty() { (String::new(), self.name()) } else { (namespace.to_owned(), String::new()) }
     }
 }
 
@@ -304,5 +319,26 @@ impl WatchRole {
                 | Kind::ServiceMonitor,
             ) => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::controller::key::PublishSource;
+
+    #[test]
+    fn namespace_has_one_share_of_the_work_and_a_group_its_own() {
+        let service =
+            |namespace: &str, name: &str| Publisher { source: PublishSource::Service, namespace: namespace.into(), name: name.into() };
+        let workload = |publisher: Publisher| WorkKey::Workload(WorkloadKey::from(&publisher));
+        let group = |name: &str| WorkKey::Workload(WorkloadKey::of_group(name));
+        let (one, other) = (workload(service("a", "one")), workload(service("a", "two")));
+        assert_eq!(one.share(), other.share());
+        assert_eq!(one.share(), WorkKey::Annotations(service("a", "three")).share());
+        for other in [workload(service("b", "one")), group("a"), group(""), WorkKey::Class("a/one".into()), WorkKey::DefaultControlPlane] {
+            assert_ne!(one.share(), other.share(), "{other:?}");
+        }
+        assert_ne!(group("a").share(), group("b").share());
     }
 }

@@ -1,6 +1,6 @@
 //! Order of the queue's keys, without waiting: the caller passes the time.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -22,18 +22,26 @@ enum QueuePlace {
     Running(Option<Instant>),
 }
 
+/// Keys by due time.
+type DueKeys<K> = BTreeSet<(Instant, u64, K)>;
+
 /// All keys with their due times.
 #[derive(Debug)]
-pub(super) struct QueueOrder<K> {
+pub(super) struct QueueOrder<K: QueueKey> {
     entries: HashMap<K, KeyEntry>,
-    due: BTreeSet<(Instant, u64, K)>,
+    /// Keys that were not due at the last take.
+    due: DueKeys<K>,
+    /// Due keys of each share.
+    ready: HashMap<K::Share, DueKeys<K>>,
+    /// Shares with due keys, in the order of their turns.
+    turns: VecDeque<K::Share>,
     /// Number of additions, so that keys of equal times keep their order.
     count: u64,
 }
 
 impl<K: QueueKey> QueueOrder<K> {
     pub(super) fn new() -> Self {
-        Self { entries: HashMap::new(), due: BTreeSet::new(), count: 0 }
+        Self { entries: HashMap::new(), due: BTreeSet::new(), ready: HashMap::new(), turns: VecDeque::new(), count: 0 }
     }
 
     /// Adds a key that is due at a time.
@@ -46,8 +54,10 @@ impl<K: QueueKey> QueueOrder<K> {
             Some(KeyEntry { place: QueuePlace::Due(earlier, _), .. }) if *earlier <= at => return,
             Some(KeyEntry { place: QueuePlace::Due(later, number), failures }) => {
                 let failures = *failures;
-                let old = (*later, *number, key.clone());
-                self.due.remove(&old);
+                if !self.due.remove(&(*later, *number, key.clone())) {
+                    // It is due already.
+                    return;
+                }
                 failures
             }
             None => 0,
@@ -55,18 +65,38 @@ impl<K: QueueKey> QueueOrder<K> {
         self.put(key, at, failures);
     }
 
-    /// Takes the key that has been due longest.
+    /// Takes of the next share the key that has been due longest.
     pub(super) fn take(&mut self, now: Instant) -> Option<K> {
-        let first = self.due.first().filter(|(at, ..)| *at <= now)?.clone();
-        self.due.remove(&first);
-        let (.., key) = first;
+        self.make_ready(now);
+        let share = self.turns.pop_front()?;
+        let keys = self.ready.get_mut(&share)?;
+        let taken = keys.pop_first();
+        if keys.is_empty() {
+            self.ready.remove(&share);
+        } else {
+            self.turns.push_back(share);
+        }
+        let (.., key) = taken?;
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.place = QueuePlace::Running(None);
         }
         Some(key)
     }
 
-    /// Due time of the next key.
+    /// Gives due keys to their shares.
+    fn make_ready(&mut self, now: Instant) {
+        while self.due.first().is_some_and(|(at, ..)| *at <= now) {
+            let Some(first) = self.due.pop_first() else { return };
+            let share = first.2.share();
+            let keys = self.ready.entry(share.clone()).or_default();
+            if keys.is_empty() {
+                self.turns.push_back(share);
+            }
+            keys.insert(first);
+        }
+    }
+
+    /// Time at which a key becomes due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(at, ..)| *at)
     }
@@ -94,14 +124,16 @@ impl<K: QueueKey> QueueOrder<K> {
     }
 
     pub(super) fn depth(&self, now: Instant) -> Depth {
-        let ready = self.due.iter().take_while(|(at, ..)| *at <= now).count();
+        let ready: usize = self.ready.values().map(DueKeys::len).sum();
+        let due = self.due.iter().take_while(|(at, ..)| *at <= now).count();
         let failing = self.entries.values().filter(|entry| entry.failures > 0).count();
-        Depth { ready, waiting: self.due.len() - ready, running: self.entries.len() - self.due.len(), failing }
+        Depth { ready: ready + due, waiting: self.due.len() - due, running: self.entries.len() - self.due.len() - ready, failing }
     }
 
     /// Due time of the oldest due key.
     pub(super) fn oldest(&self, now: Instant) -> Option<Instant> {
-        self.next().filter(|at| *at <= now)
+        let firsts = self.ready.values().filter_map(DueKeys::first).chain(self.due.first());
+        firsts.map(|(at, ..)| *at).min().filter(|at| *at <= now)
     }
 
     fn put(&mut self, key: K, at: Instant, failures: u32) {

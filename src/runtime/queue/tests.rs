@@ -8,6 +8,30 @@ use tokio::time::{advance, timeout};
 
 use super::*;
 
+impl QueueKey for &'static str {
+    type Share = String;
+
+    fn share(&self) -> String {
+        self.split('/').next().unwrap_or_default().to_owned()
+    }
+}
+
+impl QueueKey for u8 {
+    type Share = bool;
+
+    fn share(&self) -> bool {
+        self.is_multiple_of(2)
+    }
+}
+
+impl QueueKey for (usize, usize) {
+    type Share = usize;
+
+    fn share(&self) -> usize {
+        self.0
+    }
+}
+
 fn queue() -> Queue<&'static str> {
     Queue::new(Arc::new(|failures| Duration::from_secs(1 << (failures - 1).min(5))))
 }
@@ -98,7 +122,7 @@ async fn only_later_adds_skip_the_backoff() {
 
 #[tokio::test(start_paused = true)]
 async fn workers_share_the_keys_and_end_with_the_queue() {
-    let queue: Queue<usize> = Queue::new(Arc::new(|_| Duration::from_secs(1)));
+    let queue: Queue<(usize, usize)> = Queue::new(Arc::new(|_| Duration::from_secs(1)));
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let workers: Vec<_> = (0..4)
         .map(|_| {
@@ -114,7 +138,7 @@ async fn workers_share_the_keys_and_end_with_the_queue() {
         })
         .collect();
     let begin = Instant::now();
-    (0..40).for_each(|key| queue.add(key));
+    (0..40).for_each(|key| queue.add((0, key)));
     while queue.depth() != Depth::default() {
         advance(Duration::from_millis(100)).await;
         tokio::task::yield_now().await;
@@ -152,6 +176,25 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
+    /// Before the n-th key of a share at most n keys of each other share are returned, in whatever order they were added.
+    #[test]
+    fn shares_take_turns(keys in prop::collection::hash_set((0..4_usize, 0..20_usize), 0..60), first in 0..20_u64) {
+        let (mut order, now) = (QueueOrder::new(), Instant::now());
+        for (number, key) in keys.iter().enumerate() {
+            // Some become due later than others.
+            order.add(*key, now + Duration::from_secs(number as u64 % (first + 1)));
+        }
+        let (now, mut counts) = (now + Duration::from_mins(1), [0_usize; 4]);
+        let all = |share: usize| keys.iter().filter(|key| key.0 == share).count();
+        while let Some((share, _)) = order.take(now) {
+            counts[share] += 1;
+            for other in (0..4).filter(|other| counts[*other] < all(*other)) {
+                prop_assert!(counts[share] <= counts[other] + 1, "{counts:?}");
+            }
+        }
+        prop_assert_eq!(counts, [0, 1, 2, 3].map(all));
+    }
+
     /// A key that was added after its work began is returned again, and no key is in progress twice at once.
     #[test]
     fn no_added_key_is_lost(steps in steps()) {
