@@ -22,7 +22,7 @@ use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
 /// Variables of the Tailscale operator's Deployment without effect here.
-const WITHOUT_MEANING: [&str; 7] = [
+const WITHOUT_MEANING: [&str; 8] = [
     "APISERVER_PROXY",
     "AUTH_PROXY",
     "OPERATOR_DEFAULT_LOAD_BALANCER",
@@ -30,6 +30,7 @@ const WITHOUT_MEANING: [&str; 7] = [
     "OPERATOR_INITIAL_TAGS",
     "OPERATOR_SECRET",
     "K8S_PROXY_IMAGE",
+    "PROXY_PRIORITY_CLASS_NAME",
 ];
 
 const ON_OFF: [(&str, bool); 2] = [("on", true), ("off", false)];

@@ -21,6 +21,8 @@ const OF_SERVICES: [&str; 5] = [EXPOSE, HOSTNAME, TAILNET_FQDN, TAILNET_IP, FORM
 const OF_INGRESSES: [&str; 4] = [HTTP_REDIRECT, HTTP_ENDPOINT, FUNNEL, FORWARD_CLUSTER_TRAFFIC];
 /// Annotations that are true or false.
 const SWITCHES: [&str; 5] = [EXPOSE, HTTP_REDIRECT, FUNNEL, FORWARD_CLUSTER_TRAFFIC, STANDBY];
+/// Those that the Tailscale operator (1.104.7) takes for true only as `true`: in other spellings a take-over would publish what it does not.
+const EXACT: [&str; 2] = [EXPOSE, FORWARD_CLUSTER_TRAFFIC];
 
 /// Annotations that have an effect on objects with a proxy of their own only.
 const OF_PROXIES: [&str; 3] = [FORWARD_CLUSTER_TRAFFIC, STANDBY, PROXY_CLASS];
@@ -72,7 +74,7 @@ fn fault(source: PublishSource, key: &str, value: &str) -> Option<String> {
     let (is_switch, is_false) = (SWITCHES.contains(&key), matches!(value, "" | "false" | "False" | "FALSE" | "f" | "F" | "0"));
     let wanted = match key {
         HTTP_ENDPOINT if !["", "enabled", "disabled"].contains(&value) => "enabled or disabled",
-        _ if is_switch && !is_true(value) && !is_false => "true or false",
+        _ if is_switch && !is_true(key, value) && !is_false => "true or false",
         _ => return None,
     };
     let shown: String = value.chars().take(MAX_SHOWN).collect();
@@ -81,7 +83,7 @@ fn fault(source: PublishSource, key: &str, value: &str) -> Option<String> {
 
 /// Fault of an annotation that a ProxyGroup does not use.
 fn of_proxy(key: &str, value: &str, in_group: bool) -> Option<String> {
-    let is_off = value.trim().is_empty() || (SWITCHES.contains(&key) && !is_true(value.trim()));
+    let is_off = value.trim().is_empty() || (SWITCHES.contains(&key) && !is_true(key, value.trim()));
     (in_group && OF_PROXIES.contains(&key) && !is_off).then(|| {
         format!("Annotation {key} is for objects with a proxy of their own and has no effect in a ProxyGroup: remove one of the two.")
     })
@@ -119,9 +121,14 @@ pub fn annotation<'a>(annotations: Option<&'a Annotations>, key: &str) -> Option
     annotations?.get(key).map(|value| value.trim()).filter(|value| !value.is_empty())
 }
 
-/// Whether an annotation is true, in the spellings that the Tailscale operator accepts.
-pub fn is_true(text: &str) -> bool {
-    matches!(text, "true" | "True" | "TRUE" | "t" | "T" | "1")
+/// Whether an annotation is set to true.
+pub fn is_on(annotations: Option<&Annotations>, key: &str) -> bool {
+    annotation(annotations, key).is_some_and(|value| is_true(key, value))
+}
+
+/// Whether a value of an annotation is true, in the spellings that the Tailscale operator accepts for it.
+fn is_true(key: &str, value: &str) -> bool {
+    value == "true" || (!EXACT.contains(&key) && matches!(value, "True" | "TRUE" | "t" | "T" | "1"))
 }
 
 pub fn dns_label(text: &str) -> bool {
@@ -191,7 +198,11 @@ mod tests {
         let of_ingresses: Vec<_> = OBJECT_ANNOTATIONS.into_iter().filter(|key| !OF_SERVICES.contains(key)).collect();
         for (source, annotations) in [(PublishSource::Service, of_services), (PublishSource::Ingress, of_ingresses)] {
             let switches = annotations.iter().filter(|key| ![HTTP_ENDPOINT, PROXY_GROUP].contains(key)).copied().collect::<Vec<_>>();
-            assert_eq!(["true", "False", "0", " T "].map(|value| found_in(source, &Value::Null, &switches, value)), [const { None }; 4]);
+            assert_eq!(["true", "False", "0", " true "].map(|value| found_in(source, &Value::Null, &switches, value)), [const { None }; 4]);
+            for key in switches.into_iter().filter(|key| SWITCHES.contains(key)) {
+                let accepted = ["True", "TRUE", "t", " T ", "1"].map(|value| is_on(Some(&[(key.to_owned(), value.to_owned())].into()), key));
+                assert_eq!(accepted, [!EXACT.contains(&key); 5], "{key}");
+            }
         }
         assert_eq!(found_in(PublishSource::Ingress, &Value::Null, &[HTTP_ENDPOINT], "enabled"), None);
         assert_eq!(found(&Value::Null, &["example.com/expose", "tailscale.community/expose", "expose"]), None);
@@ -215,6 +226,7 @@ mod tests {
             (Ingress, "tailscale.com/hostname", "app", "is for Services and has no effect here: set spec.tls[0].hosts"),
             (Ingress, "tailscale.com/expose", "true", "is for Services and has no effect here: set it on the Service"),
             (Service, "tailscale.com/expose", "yes", "is \"yes\", which has no effect: set it to true or false."),
+            (Service, "tailscale.com/expose", "True", "is \"True\", which has no effect: set it to true or false."),
             (Ingress, "tailscale.com/funnel", "on", "is \"on\", which has no effect"),
             (Ingress, "tailscale.com/http-endpoint", "true", "is \"true\", which has no effect: set it to enabled or disabled."),
         ];

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::api::names;
-use crate::model::controller::policy::annotations::{annotation, dns_label, is_true};
+use crate::model::controller::policy::annotations::{annotation, dns_label, is_on};
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::Labels;
@@ -334,8 +334,7 @@ fn direction(service: &Service) -> Option<DefaultGroup> {
     if has_target(service) {
         return Some(DefaultGroup::Egress);
     }
-    let exposed = || annotation(service.metadata.annotations.as_ref(), names::EXPOSE).is_some_and(is_true);
-    (requests::is_balanced(service) || exposed()).then_some(DefaultGroup::Ingress)
+    (requests::is_balanced(service) || is_on(service.metadata.annotations.as_ref(), names::EXPOSE)).then_some(DefaultGroup::Ingress)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::api::condition::PROXY_READY;
 use crate::api::names;
 use crate::model::base::conditions;
 use crate::model::controller::key::{PublishSource, Publisher};
-use crate::model::controller::policy::annotations::{annotation, is_true, text};
+use crate::model::controller::policy::annotations::{annotation, is_on, text};
 
 /// An object that may have a standalone proxy.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +25,7 @@ pub enum Parent<'a> {
 pub fn directions(service: &Service) -> (bool, bool) {
     let annotations = service.metadata.annotations.as_ref();
     let set = |name: &&str| annotation(annotations, name).is_some();
-    let ingress = is_balanced(service) || annotation(annotations, names::EXPOSE).is_some_and(is_true);
+    let ingress = is_balanced(service) || is_on(annotations, names::EXPOSE);
     (ingress, [names::TAILNET_FQDN, names::TAILNET_IP, names::FORMER_TAILNET_IP].iter().any(set))
 }
 
@@ -78,7 +78,7 @@ impl<'a> Parent<'a> {
 
 /// Whether an annotation of an object is `true`.
 pub fn requests(metadata: &ObjectMeta, name: &str) -> bool {
-    annotation(metadata.annotations.as_ref(), name).is_some_and(is_true)
+    is_on(metadata.annotations.as_ref(), name)
 }
 
 /// The label that an Ingress requests, valid or not.

@@ -9,7 +9,7 @@ use crate::api::routes::{Host, Listener, Route, Site};
 use crate::model::base::bounded::ingress_excess;
 use crate::model::controller::ingress::spec::backend::backend;
 use crate::model::controller::ingress::spec::{CertificateIssue, PublishSpec, PublishTarget, SpecContext, common};
-use crate::model::controller::policy::annotations::{annotation, is_true, text};
+use crate::model::controller::policy::annotations::{annotation, is_on, text};
 use crate::model::controller::policy::requests::ingress_label;
 use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::ingress::cert_orders::Validity;
@@ -54,11 +54,11 @@ pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSp
     let mut listeners = BTreeMap::from([(HTTPS, Listener::Https)]);
     if annotation(annotations, names::HTTP_ENDPOINT) == Some("enabled") {
         listeners.insert(HTTP, Listener::Http);
-    } else if annotation(annotations, names::HTTP_REDIRECT).is_some_and(is_true) {
+    } else if is_on(annotations, names::HTTP_REDIRECT) {
         listeners.insert(HTTP, Listener::Redirect);
     }
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
-    let funnel = annotation(annotations, names::FUNNEL).is_some_and(is_true);
+    let funnel = is_on(annotations, names::FUNNEL);
     let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
     Ok(PublishSpec { label, tags, ports, target: PublishTarget::Site(site), notes, flaws, warnings })
 }

@@ -8,7 +8,7 @@ use crate::api::names;
 use crate::model::controller::ingress::claims::name_conflict;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::policy::age::age;
-use crate::model::controller::policy::annotations::{annotation, is_true};
+use crate::model::controller::policy::annotations::is_on;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 use crate::model::controller::workload::admitted_tags::{extra_tags, had_tags};
@@ -88,7 +88,7 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
 }
 
 fn requests_funnel(parent: Parent<'_>) -> bool {
-    matches!(parent, Parent::Ingress(_)) && annotation(parent.metadata().annotations.as_ref(), names::FUNNEL).is_some_and(is_true)
+    matches!(parent, Parent::Ingress(_)) && is_on(parent.metadata().annotations.as_ref(), names::FUNNEL)
 }
 
 /// Whether an object has a proxy, and Funnel if it requests that.

@@ -102,9 +102,15 @@ impl<'a> RenderContext<'a> {
         own.filter(|image| !image.is_empty()).unwrap_or(&self.settings.image)
     }
 
+    /// Image of the container that enables IP forwarding.
+    pub fn init_image(&self) -> &str {
+        let own = self.pod().and_then(|pod| pod.tailscale_init_container.as_ref()?.image.as_deref());
+        own.filter(|image| !image.is_empty()).unwrap_or_else(|| self.image())
+    }
+
     /// Whether the image is the Tailscale operator's, which needs its config mounted and has no `/readyz`.
     pub fn stock(&self) -> bool {
-        image_path(self.image()).ends_with("/tailscale") || image_path(self.image()) == "tailscale"
+        is_stock(self.image())
     }
 
     /// Cluster addresses that the proxy of a Service serves, the Service's first family first. The Tailscale operator's image serves one.
@@ -239,6 +245,12 @@ impl<'a> RenderContext<'a> {
     }
 }
 
+/// Whether an image is the Tailscale operator's, by its path.
+pub fn is_stock(image: &str) -> bool {
+    let path = image_path(image);
+    path.ends_with("/tailscale") || path == "tailscale"
+}
+
 /// An image without its tag and digest.
 pub fn image_path(image: &str) -> &str {
     let image = image.split('@').next().unwrap_or_default();
@@ -255,10 +267,10 @@ mod tests {
     #[test]
     fn stock_image_is_recognized_by_its_path() {
         for image in ["tailscale/tailscale", "tailscale/tailscale:v1", "r:5000/tailscale@sha256:ab", "r:5000/a/tailscale:v1@sha256:ab"] {
-            assert!(image_path(image).ends_with("/tailscale"), "{image}");
+            assert!(is_stock(image), "{image}");
         }
         for image in ["tailyard/tailyard:tailscale", "tailscale/k8s-proxy", "r/mytailscale"] {
-            assert!(!image_path(image).ends_with("/tailscale"), "{image}");
+            assert!(!is_stock(image), "{image}");
         }
     }
 }

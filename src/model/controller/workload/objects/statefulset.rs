@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::api::names;
 use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::overlay::overlay;
-use crate::model::controller::workload::objects::shape::{DEBUG, RenderContext};
+use crate::model::controller::workload::objects::shape::{DEBUG, RenderContext, is_stock};
 use crate::model::controller::workload::objects::{Kind, Manifest, PROXY, SYSCTLER, env, unreachable_note};
 
 /// Mount path of the replicas' configs, one folder for each.
@@ -180,10 +180,10 @@ fn over_zones(shape: &RenderContext<'_>) -> Affinity {
 }
 
 fn sysctler(shape: &RenderContext<'_>) -> Container {
-    let words: &[&str] = if shape.stock() { &["/bin/sh", "-c", STOCK_SYSCTL] } else { &["tailyard", "enable-ip-forwarding"] };
+    let words: &[&str] = if is_stock(shape.init_image()) { &["/bin/sh", "-c", STOCK_SYSCTL] } else { &["tailyard", "enable-ip-forwarding"] };
     Container {
         name: SYSCTLER.to_owned(),
-        image: Some(shape.image().to_owned()),
+        image: Some(shape.init_image().to_owned()),
         command: Some(words.iter().map(|word| (*word).to_owned()).collect()),
         security_context: Some(SecurityContext { privileged: Some(true), ..SecurityContext::default() }),
         resources: Some(requests("1m", "16Mi")),
