@@ -34,13 +34,20 @@ const RATE_LIMITED_REQUEUE: Duration = Duration::from_secs(10);
 /// Message to an Ingress whose faults have ended.
 const RESOLVED: &str = "The faults of earlier Events have ended.";
 
-/// Records of faults, by workload.
 #[derive(Debug, Default)]
 pub struct EventSchedule {
-    records: HashMap<WorkloadKey, BTreeMap<MessageId, FaultRecord>>,
+    records: FaultRecords,
     /// By namespace; only those that are used up in part.
     rates: HashMap<String, TokenBucket>,
     swept: Option<Timestamp>,
+}
+
+/// Records of faults, by workload.
+#[derive(Debug, Default)]
+struct FaultRecords {
+    by_workload: HashMap<WorkloadKey, BTreeMap<MessageId, FaultRecord>>,
+    /// Workloads with records of an object, with their number: an Ingress has one, and former ones.
+    by_subject: HashMap<WorkloadKey, BTreeMap<WorkloadKey, usize>>,
 }
 
 /// Events of a workload that are due.
@@ -76,19 +83,16 @@ impl EventSchedule {
         self.sweep(now);
         let mut due = DueEvents::default();
         let current: BTreeMap<MessageId, Notice> = faults.into_iter().map(|fault| (id(&fault), fault)).collect();
-        if current.is_empty() && !self.records.contains_key(key) {
-            return due;
-        }
-        let records = self.records.entry(key.clone()).or_default();
-        for (_, record) in records.iter_mut().filter(|(id, record)| record.ended.is_none() && !current.contains_key(*id)) {
+        let is_absent = |(id, record): &(&MessageId, &mut FaultRecord)| record.ended.is_none() && !current.contains_key(*id);
+        for (_, record) in self.records.by_workload.get_mut(key).into_iter().flatten().filter(is_absent) {
             record.ended = Some(now);
         }
         // The end of a fault that was not repeated is no Event.
         let is_repeated = |at| age(at, now) <= REPEAT_INTERVAL + MIN_DURATION;
-        records.retain(|_, record| record.ended.is_none() || record.emitted.is_some_and(is_repeated));
+        self.records.retain(key, |_, record| record.ended.is_none() || record.emitted.is_some_and(is_repeated));
         let mut waiting = Vec::new();
         for (id, fault) in current {
-            let record = records.entry(id.clone()).or_insert_with(|| FaultRecord::new(&fault, now));
+            let record = self.records.entry(key, &id, || FaultRecord::new(&fault, now));
             record.exists(now);
             match record.rest(fault.reason, now) {
                 Duration::ZERO => waiting.push((record.emitted, id, fault)),
@@ -98,7 +102,7 @@ impl EventSchedule {
         waiting.sort_by(|(one, first, _), (other, second, _)| (one, first).cmp(&(other, second)));
         for (last, id, fault) in waiting {
             if take(&mut self.rates, &id.0, now) {
-                if let Some(record) = records.get_mut(&id) {
+                if let Some(record) = self.records.by_workload.get_mut(key).and_then(|records| records.get_mut(&id)) {
                     record.emitted = Some(now);
                 }
                 due.new.extend(last.is_none().then(|| fault.clone()));
@@ -115,7 +119,7 @@ impl EventSchedule {
     /// Emits the end of the faults of each Ingress that has none any more, in any workload, and forgets them.
     fn resolve(&mut self, key: &WorkloadKey, due: &mut DueEvents, now: Timestamp) {
         let ended = |record: &FaultRecord| record.ended.map(|ended| MIN_DURATION.saturating_sub(age(ended, now)));
-        let Some(records) = self.records.get(key) else { return };
+        let Some(records) = self.records.by_workload.get(key) else { return };
         let mut over = BTreeSet::new();
         for ((subject, _), record) in records {
             match ended(record) {
@@ -129,8 +133,7 @@ impl EventSchedule {
             if without_rate.contains(subject.namespace()) {
                 continue;
             }
-            let all = self.records.values().flat_map(|records| records.range((subject.clone(), 0)..=(subject.clone(), u64::MAX)));
-            let lasts = all.into_iter().any(|(_, record)| ended(record) != Some(Duration::ZERO));
+            let lasts = self.records.of(&subject).any(|record| ended(record) != Some(Duration::ZERO));
             if warning && !lasts && matches!(subject, WorkloadKey::Ingress(..)) {
                 if !take(&mut self.rates, &subject, now) {
                     due.wait(RATE_LIMITED_REQUEUE);
@@ -142,17 +145,12 @@ impl EventSchedule {
             }
             forgotten.insert(subject);
         }
-        if let Some(records) = self.records.get_mut(key) {
-            records.retain(|(subject, _), record| !forgotten.contains(subject) || ended(record) != Some(Duration::ZERO));
-        }
-        if self.records.get(key).is_some_and(BTreeMap::is_empty) {
-            self.records.remove(key);
-        }
+        self.records.retain(key, |(subject, _), record| !forgotten.contains(subject) || ended(record) != Some(Duration::ZERO));
     }
 
     /// Number of recorded faults.
     pub fn len(&self) -> usize {
-        self.records.values().map(BTreeMap::len).sum()
+        self.records.by_workload.values().map(BTreeMap::len).sum()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -166,11 +164,48 @@ impl EventSchedule {
             return;
         }
         self.swept = Some(now);
-        for records in self.records.values_mut() {
-            records.retain(|_, record| age(record.existed, now) < MAX_RECORD_AGE);
+        for key in self.records.by_workload.keys().cloned().collect::<Vec<_>>() {
+            self.records.retain(&key, |_, record| age(record.existed, now) < MAX_RECORD_AGE);
         }
-        self.records.retain(|_, records| !records.is_empty());
         self.rates.retain(|_, rate| !rate.is_full(since_epoch(now)));
+    }
+}
+
+impl FaultRecords {
+    /// The record of a fault of a workload; a new one if there is none.
+    fn entry(&mut self, key: &WorkloadKey, id: &MessageId, new: impl FnOnce() -> FaultRecord) -> &mut FaultRecord {
+        self.by_workload.entry(key.clone()).or_default().entry(id.clone()).or_insert_with(|| {
+            *self.by_subject.entry(id.0.clone()).or_default().entry(key.clone()).or_default() += 1;
+            new()
+        })
+    }
+
+    /// Drops the other records of a workload.
+    fn retain(&mut self, key: &WorkloadKey, mut is_current: impl FnMut(&MessageId, &FaultRecord) -> bool) {
+        let Some(records) = self.by_workload.get_mut(key) else { return };
+        records.retain(|id, record| {
+            let stays = is_current(id, record);
+            if !stays && let Some(workloads) = self.by_subject.get_mut(&id.0) {
+                match workloads.get_mut(key) {
+                    Some(count) if *count > 1 => *count -= 1,
+                    _ => drop(workloads.remove(key)),
+                }
+                if workloads.is_empty() {
+                    self.by_subject.remove(&id.0);
+                }
+            }
+            stays
+        });
+        if records.is_empty() {
+            self.by_workload.remove(key);
+        }
+    }
+
+    /// Records of an object, of all workloads.
+    fn of(&self, subject: &WorkloadKey) -> impl Iterator<Item = &FaultRecord> {
+        let workloads = self.by_subject.get(subject).into_iter().flat_map(BTreeMap::keys);
+        let range = (subject.clone(), 0)..=(subject.clone(), u64::MAX);
+        workloads.filter_map(|key| self.by_workload.get(key)).flat_map(move |records| records.range(range.clone())).map(|(_, record)| record)
     }
 }
 
@@ -224,6 +259,8 @@ fn id(Notice { subject, reason, message, .. }: &Notice) -> MessageId {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn fault(namespace: &str, name: usize, message: &str) -> Notice {
@@ -334,6 +371,55 @@ mod tests {
             first += of(&schedule.due(&"g".into(), many().collect(), at(seconds)), "a");
         }
         assert!(first >= 6_500 && schedule.len() >= 6_500, "each object gets its Event: {first}");
+    }
+
+    #[test]
+    fn cost_of_ended_faults_is_linear_in_objects_and_workloads() {
+        let allocations = |count: usize| {
+            let mut schedule = EventSchedule::default();
+            let of = |number: usize, message| fault(&format!("n{}", number / 50), number, message);
+            for minute in 0..8 {
+                schedule.due(&"former".into(), (0..count).map(|number| of(number, "x")).collect(), at(60 * minute));
+            }
+            for number in 0..count {
+                let fault = of(number, "y");
+                schedule.due(&fault.subject.clone(), vec![fault], at(500 + i64::try_from(number / 4).expect("small")));
+            }
+            schedule.due(&"former".into(), Vec::new(), at(701));
+            assert_eq!(schedule.len(), 2 * count, "each has an Event");
+            let measured = allocation_counter::measure(|| drop(schedule.due(&"former".into(), Vec::new(), at(900))));
+            assert_eq!(schedule.len(), count, "those of the other workloads remain");
+            measured.count_total
+        };
+        let (few, many) = (allocations(100), allocations(800));
+        assert!(many < 10 * few, "{few} {many}");
+    }
+
+    proptest! {
+        /// The index of objects has exactly the workloads with records of them, and is empty once all faults have ended.
+        #[test]
+        fn index_of_objects_follows_the_records(
+            passes in proptest::collection::vec((0..3_usize, proptest::collection::vec((0..3_usize, 0..2_usize), 0..4), 0..400_i64), 1..60),
+        ) {
+            let (mut schedule, mut now) = (EventSchedule::default(), 0);
+            for (workload, faults, pause) in passes {
+                now += pause;
+                let faults = faults.into_iter().map(|(name, message)| fault("a", name, ["x", "y"][message])).collect();
+                schedule.due(&["f", "g", "h"][workload].into(), faults, at(now));
+                let mut counted: HashMap<WorkloadKey, BTreeMap<WorkloadKey, usize>> = HashMap::new();
+                for (key, records) in &schedule.records.by_workload {
+                    for (subject, _) in records.keys() {
+                        *counted.entry(subject.clone()).or_default().entry(key.clone()).or_default() += 1;
+                    }
+                }
+                prop_assert_eq!(&schedule.records.by_subject, &counted);
+            }
+            for _ in 0..3 {
+                now += 10_000;
+                schedule.due(&"f".into(), Vec::new(), at(now));
+            }
+            prop_assert!(schedule.records.by_subject.is_empty() && schedule.records.by_workload.is_empty());
+        }
     }
 
     #[test]
