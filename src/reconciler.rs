@@ -174,7 +174,8 @@ fn context(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lea
     let usual = settings.workloads.clone();
     let cluster_domain = domain.unwrap_or(usual.cluster_domain);
     let workloads = GroupSettings { namespace: cluster.namespace().to_owned(), cluster_domain, ..usual };
-    let events = EventWriter::new(writes.clone(), names::EVENT_CONTROLLER, settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
+    let process = settings.name.clone().unwrap_or_else(|| LEASE.to_owned());
+    let events = EventWriter::new(writes.clone(), names::EVENT_CONTROLLER, process, metrics.drop_observer());
     Context {
         stores: stores.clone(),
         actor: Applier::new(writes.clone(), events, stores.clone(), Arc::clone(&controls), Arc::clone(metrics)),

@@ -36,7 +36,7 @@ mod secret;
 pub use access_review::Permissions;
 pub use conditional_secret::VersionedSecret;
 pub use error::{ApiCall, ApiRefusal, CallFault, KubeError, Verb};
-pub use events::EventWriter;
+pub use events::{DropObserver, EventWriter};
 pub use item::{MetadataOnly, WatchedItem, WatchedObject};
 pub use leader_client::{LeaderClient, ObjectPart, Observer};
 pub use lease::{Leading, Lease};

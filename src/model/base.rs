@@ -3,6 +3,7 @@
 pub mod backoff;
 pub mod bounded;
 pub mod conditions;
+pub mod event_rates;
 pub mod go_values;
 pub mod gzip;
 pub mod hash;

@@ -11,7 +11,6 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{StreamExt, iter};
-use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
@@ -36,6 +35,7 @@ pub use setbacks::PartialErrors;
 
 mod change_log;
 mod control_actions;
+mod events;
 mod services;
 mod setbacks;
 mod slices;
@@ -185,20 +185,8 @@ impl Applier {
         let mut due = self.schedule.lock().unwrap_or_else(PoisonError::into_inner).due(&observed.key, faults, observed.now);
         due.notices.retain(|notice| notice.reason != reason::FAULT_RESOLVED || self.live_uid(&notice.subject).is_some());
         change_log::faults(&due.new);
-        self.write_events(observed, due.notices).await;
+        self.write_due_events(observed, due.notices).await;
         due.next
-    }
-
-    /// UID of a user's object that is not being deleted.
-    fn live_uid(&self, subject: &WorkloadKey) -> Option<String> {
-        self.stores.cache().live(&subject.publisher()?)?.uid.clone()
-    }
-
-    /// Writes an Event about an object. A failure is logged.
-    pub async fn notice(&self, about: &ObjectReference, warning: bool, reason: &str, message: &str) {
-        if let Err(error) = self.events.write_event(about, warning, reason, message).await {
-            tracing::warn!(reason = error.reason(), "cannot write an Event: {error}");
-        }
     }
 
     /// Changes one object or its status by a merge patch, with the preconditions that the patch names. Returns whether it still exists.
@@ -320,31 +308,6 @@ impl Applier {
         change_log::deleted(&delete.object);
         self.stores.deleted(&delete.object, delete.uid.as_deref());
         Ok(())
-    }
-
-    async fn write_events(&self, observed: &Observed, notices: Vec<Notice>) {
-        let one = async |notice: Notice| {
-            let about = match &notice.subject {
-                WorkloadKey::ProxyGroup(name) => {
-                    let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
-                    Resource::PROXY_GROUP.reference("", name, uid)
-                }
-                WorkloadKey::Ingress(namespace, name) => {
-                    // The faults of an Ingress end after it was assigned to another workload.
-                    let uid = match observed.publish.ingresses.get(&(namespace.clone(), name.clone())) {
-                        Some(ingress) => ingress.metadata.uid.clone(),
-                        None => self.live_uid(&notice.subject),
-                    };
-                    Resource::INGRESS.reference(namespace, name, uid)
-                }
-                WorkloadKey::Service(namespace, name) => {
-                    let service = observed.services.get(&(namespace.clone(), name.clone()));
-                    Resource::SERVICE.reference(namespace, name, service.and_then(|service| service.metadata.uid.clone()))
-                }
-            };
-            self.notice(&about, notice.warning, notice.reason, &notice.message).await;
-        };
-        iter(notices).for_each_concurrent(AT_ONCE, one).await;
     }
 }
 

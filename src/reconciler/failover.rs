@@ -89,7 +89,7 @@ impl Failover {
         };
         let writes = client(leading.subscribe());
         let since = tokio::time::Instant::now();
-        let events = |writes: LeaderClient| EventWriter::new(writes, names::EVENT_CONTROLLER, process.clone());
+        let events = |writes: LeaderClient| EventWriter::new(writes, names::EVENT_CONTROLLER, process.clone(), metrics.drop_observer());
         Self {
             detector: Mutex::new(Detector::new(&process, node)),
             stores,

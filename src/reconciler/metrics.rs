@@ -1,9 +1,10 @@
 //! Metrics of the reconciler: events are counted, state is sampled at each scrape.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::edge::kube::Verb;
+use crate::edge::kube::{DropObserver, Verb};
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled, number};
 use crate::runtime::queue::Depth;
 
@@ -26,6 +27,7 @@ pub struct Metrics {
     requests: Counter<3>,
     writes: Counter<2>,
     watch_faults: Counter<2>,
+    dropped_events: Counter<0>,
     failover: FailoverMetrics,
     leader: Sampled<0>,
     synced: Sampled<0>,
@@ -85,6 +87,11 @@ impl Metrics {
             )?,
             writes: r.counter("tailyard_api_writes_total", "Requests that changed an object", ["verb", "kind"])?,
             watch_faults: r.counter("tailyard_watch_errors_total", "Watches of the API server that failed", ["kind", "reason"])?,
+            dropped_events: r.counter(
+                "tailyard_events_dropped_total",
+                "Events that were not written because their namespace or all together had more than their rate",
+                [],
+            )?,
             failover: FailoverMetrics::new(r)?,
             leader: r.sampled("tailyard_leader", Kind::Gauge, "1 if this process is the leader, which writes", []),
             synced: r.sampled("tailyard_caches_synced", Kind::Gauge, "1 once every cache is complete; nothing is written before", []),
@@ -135,6 +142,12 @@ impl Metrics {
 
     pub fn watch_lost(&self, kind: &str, error: &str) {
         self.watch_faults.inc([kind, error]);
+    }
+
+    /// Counts Events that are not written.
+    pub fn drop_observer(self: &Arc<Self>) -> DropObserver {
+        let metrics = Arc::clone(self);
+        Arc::new(move || metrics.dropped_events.inc([]))
     }
 
     /// Counts a health probe of a replica.

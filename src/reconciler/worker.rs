@@ -33,6 +33,9 @@ const NAME_CONFLICT_INTERVAL: Duration = Duration::from_secs(31);
 /// Requeue delay after leadership has expired: by then it is renewed, or the next leader is known.
 const NOT_LEADING_REQUEUE: Duration = Duration::from_secs(2);
 
+/// Requeue delay of an Event that no condition replaces, beyond the rate of its namespace.
+const EVENT_RATE_REQUEUE: Duration = Duration::from_mins(1);
+
 /// Requeue delay while another workload gets a name that a plan gives.
 const NAME_RESERVED_REQUEUE: Duration = Duration::from_secs(1);
 
@@ -125,7 +128,10 @@ impl Context {
         if let Some((uid, message)) = report {
             let Publisher { source, namespace, name } = publisher;
             let resource = if *source == PublishSource::Service { Resource::SERVICE } else { Resource::INGRESS };
-            self.actor.notice(&resource.reference(namespace, name, uid), true, reason::INEFFECTIVE_ANNOTATION, &message).await;
+            if !self.actor.try_warn(&resource.reference(namespace, name, uid), reason::INEFFECTIVE_ANNOTATION, &message).await {
+                self.stores.cache().repeat_annotations(publisher);
+                return WorkOutcome::RequeueAfter(EVENT_RATE_REQUEUE);
+            }
         }
         WorkOutcome::Done
     }

@@ -1,7 +1,7 @@
 //! Events, as shown by `kubectl describe`: written with kube's [`Recorder`] while this process leads.
 //!
 //! An Event that repeats within six minutes increments the count of the existing object. Each Event is attempted once; failures are
-//! returned to the caller.
+//! returned to the caller. All are within [`EventRates`], which also bounds the Events of these six minutes, as the recorder stores them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,6 +14,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::time::Instant;
 
 use super::{ApiCall, ApiRefusal, KubeError, LeaderClient, Resource, Verb};
+use crate::model::base::event_rates::EventRates;
 
 /// Pause after a refusal in a namespace whose Events may not be written.
 const FORBIDDEN_DELAY: Duration = Duration::from_hours(1);
@@ -29,7 +30,14 @@ pub struct EventWriter {
     recorder: Recorder,
     /// Namespaces that forbid Events, with the time of the refusal.
     forbidden: Arc<Mutex<HashMap<String, Instant>>>,
+    /// Rates of Events that no schedule limits, and their begin.
+    rates: Arc<Mutex<EventRates>>,
+    since: Instant,
+    dropped: DropObserver,
 }
+
+/// Callback for each Event that is dropped because its namespace has more than its rate.
+pub type DropObserver = Arc<dyn Fn() + Send + Sync>;
 
 impl fmt::Debug for EventWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,14 +47,36 @@ impl fmt::Debug for EventWriter {
 
 impl EventWriter {
     /// `instance` is the name of the Pod or process.
-    pub fn new(writes: LeaderClient, controller: &str, instance: String) -> Self {
+    pub fn new(writes: LeaderClient, controller: &str, instance: String, dropped: DropObserver) -> Self {
         let reporter = Reporter { controller: controller.to_owned(), instance: Some(instance) };
         let recorder = Recorder::new(writes.cluster().client.clone(), reporter);
-        Self { writes, recorder, forbidden: Arc::default() }
+        Self { writes, recorder, forbidden: Arc::default(), rates: Arc::default(), since: Instant::now(), dropped }
     }
 
-    /// Writes an Event. In a namespace that forbids Events the first attempt fails, and none follows for an hour.
+    /// Takes an Event from the rate of an object's namespace, or of a cluster-scoped object, if it has one.
+    pub fn admit(&self, about: &ObjectReference) -> bool {
+        let namespace = about.namespace.clone().or_else(|| about.name.as_ref().map(|name| format!("/{name}"))).unwrap_or_default();
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner).try_take(&namespace, self.since.elapsed())
+    }
+
+    /// Writes an Event, or drops it if its namespace has more than its rate.
     pub async fn write_event(&self, about: &ObjectReference, warning: bool, reason: &str, message: &str) -> Result<(), KubeError> {
+        if self.admit(about) {
+            return self.write_admitted_event(about, warning, reason, message).await;
+        }
+        (self.dropped)();
+        Ok(())
+    }
+
+    /// Writes an Event that [`Self::admit`] or a schedule has limited. In a namespace that forbids Events the first attempt fails, and none
+    /// follows for an hour.
+    pub async fn write_admitted_event(
+        &self,
+        about: &ObjectReference,
+        warning: bool,
+        reason: &str,
+        message: &str,
+    ) -> Result<(), KubeError> {
         let namespace = about.namespace.clone().unwrap_or_else(|| CLUSTER_SCOPED.to_owned());
         let is_recent = |since: &Instant| since.elapsed() < FORBIDDEN_DELAY;
         if self.forbidden.lock().unwrap_or_else(PoisonError::into_inner).get(&namespace).is_some_and(is_recent) {

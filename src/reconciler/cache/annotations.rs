@@ -48,6 +48,13 @@ impl ClusterCache {
         notice.is_reported = true;
         Some((notice.uid.clone(), notice.message.clone()))
     }
+
+    /// Reports the annotations of an object once more: the Event about them was not written.
+    pub fn repeat_annotations(&mut self, publisher: &Publisher) {
+        if let Some(notice) = self.annotations.get_mut(publisher) {
+            notice.is_reported = false;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -77,7 +84,12 @@ mod tests {
         ];
         for (version, annotations, changed) in steps {
             assert_eq!(cache.put_json(WatchRole::Service, service(version, &annotations)).contains(&key), changed, "{version}");
-            assert_eq!(cache.report_annotations(&publisher).is_some(), changed, "{version}");
+            for is_dropped in [true, false] {
+                assert_eq!(cache.report_annotations(&publisher).is_some(), changed, "{version}");
+                if is_dropped && changed {
+                    cache.repeat_annotations(&publisher);
+                }
+            }
             assert_eq!(cache.report_annotations(&publisher), None, "{version}");
             assert_eq!((cache.stored(WatchRole::Service), cache.count(WatchRole::Service)), (1, 0), "it is not stored whole");
         }

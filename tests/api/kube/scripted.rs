@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
+use k8s_openapi::api::core::v1::ObjectReference;
 use tailyard::edge::kube::{
     Cluster as Client, EventWriter, Follow, LeaderClient, Leading, ObjectEvent, Resource, StateSecret, WatchChange, WatchedItem,
 };
@@ -255,14 +257,51 @@ fn list_is_paged_and_its_watch_resumes_after_a_fault() {
     });
 }
 
+/// Response to the creation of an Event.
+fn made() -> Answer {
+    answer(201, r#"{"apiVersion":"events.k8s.io/v1","kind":"Event","metadata":{"name":"g.1"}}"#)
+}
+
+/// Writer of Events, and the number of those that it drops.
+fn event_writer(script: &Script, leads: watch::Receiver<Option<Leading>>) -> (EventWriter, Arc<AtomicUsize>) {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&dropped);
+    let count = move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    };
+    let client = LeaderClient::new(script.client.clone(), leads, Arc::new(|_, _, _| {}));
+    (EventWriter::new(client, "test", "one".to_owned(), Arc::new(count)), dropped)
+}
+
+#[test]
+fn events_beyond_the_rate_of_their_namespace_are_dropped_and_counted() {
+    script(vec![made(); 500], async |script| {
+        let since = tokio::time::Instant::now();
+        let (_leading, leads) = watch::channel(Some(Leading { since, until: since + DEADLINE }));
+        let (events, dropped) = event_writer(&script, leads);
+        let write = async |about: &ObjectReference, number: usize| {
+            events.write_event(about, true, "Changed", &number.to_string()).await.expect("written or dropped");
+        };
+        for number in 0..400 {
+            write(&Resource::SERVICE.reference("default", &format!("web{}", number % 7), None), number).await;
+        }
+        let flood = script.requests().len();
+        assert!((100..100 + 30).contains(&flood), "{flood}");
+        assert_eq!(dropped.load(Ordering::Relaxed), 400 - flood);
+        write(&Resource::SERVICE.reference("quiet", "web", None), 0).await;
+        write(&Resource::PROXY_GROUP.reference("", "in", None), 0).await;
+        assert_eq!(script.requests().len(), flood + 2, "another namespace, and a cluster-scoped object, whose Events are in the flooded one");
+    });
+}
+
 #[test]
 fn equal_events_are_counted_and_other_messages_are_separate() {
-    let made = answer(201, r#"{"apiVersion":"events.k8s.io/v1","kind":"Event","metadata":{"name":"g.1"}}"#);
+    let made = made();
     let refused = answer(403, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","code":403}"#);
     script(vec![made.clone(), made.clone(), made, refused], async |script| {
         let since = tokio::time::Instant::now();
         let (leading, leads) = watch::channel(Some(Leading { since, until: since + DEADLINE }));
-        let events = EventWriter::new(LeaderClient::new(script.client.clone(), leads, Arc::new(|_, _, _| {})), "test", "one".to_owned());
+        let (events, _) = event_writer(&script, leads);
         let write = async |namespace: &str, text: &str| {
             let about = Resource::SERVICE.reference(namespace, "web", None);
             events.write_event(&about, true, "NameConflict", text).await.map_err(|error| error.reason())

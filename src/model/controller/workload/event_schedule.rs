@@ -3,7 +3,7 @@
 //!
 //! An Ingress has no conditions, so its Events are all that its owner sees; Kubernetes keeps them for an hour. The record of emitted Events
 //! is in memory: it takes no room of a shared object, and a process that loses it emits each Event once more. Each namespace has a rate of
-//! its own over all workloads, so that the faults of one delay only its own Events.
+//! its own over all workloads, so that the faults of one delay only its own Events; Events about changes have other [`EventRates`].
 //!
 //! A fault ends once it is absent for [`MIN_DURATION`]: if it returns later, it is a new one; if earlier, it is repeated as if it had lasted,
 //! so that one that comes and goes emits no more Events than one that lasts.
@@ -15,7 +15,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::api::condition::reason;
-use crate::model::base::rate::TokenBucket;
+use crate::model::base::event_rates::EventRates;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::actions::Notice;
 
@@ -25,9 +25,6 @@ pub const REPEAT_INTERVAL: Duration = Duration::from_mins(30);
 pub const MIN_DURATION: Duration = Duration::from_mins(3);
 /// Time after which the records of a workload without passes are dropped.
 const MAX_RECORD_AGE: Duration = Duration::from_hours(1);
-/// Events of a namespace at once; then so many a second.
-const BURST: u32 = 100;
-const PER_SECOND: f64 = 1.0;
 /// Requeue delay while Events wait for the rate of their namespace.
 const RATE_LIMITED_REQUEUE: Duration = Duration::from_secs(10);
 
@@ -37,8 +34,7 @@ const RESOLVED: &str = "The faults of earlier Events have ended.";
 #[derive(Debug, Default)]
 pub struct EventSchedule {
     records: FaultRecords,
-    /// By namespace; only those that are used up in part.
-    rates: HashMap<String, TokenBucket>,
+    rates: EventRates,
     swept: Option<Timestamp>,
 }
 
@@ -167,7 +163,6 @@ impl EventSchedule {
         for key in self.records.by_workload.keys().cloned().collect::<Vec<_>>() {
             self.records.retain(&key, |_, record| age(record.existed, now) < MAX_RECORD_AGE);
         }
-        self.rates.retain(|_, rate| !rate.is_full(since_epoch(now)));
     }
 }
 
@@ -239,13 +234,8 @@ impl FaultRecord {
 }
 
 /// Takes an Event from the rate of the subject's namespace.
-fn take(rates: &mut HashMap<String, TokenBucket>, subject: &WorkloadKey, now: Timestamp) -> bool {
-    let rate = rates.entry(subject.namespace().to_owned()).or_insert_with(|| TokenBucket::new(BURST, PER_SECOND));
-    rate.try_take(since_epoch(now))
-}
-
-fn since_epoch(now: Timestamp) -> Duration {
-    now.as_duration().unsigned_abs()
+fn take(rates: &mut EventRates, subject: &WorkloadKey, now: Timestamp) -> bool {
+    rates.try_take(subject.namespace(), now.as_duration().unsigned_abs())
 }
 
 /// Age of a time. One in the future, after the clock was set back, is old.
@@ -434,7 +424,7 @@ mod tests {
         }
         assert!(schedule.len() <= 100 + 2 * 1_800, "{}", schedule.len());
         schedule.due(&"other".into(), Vec::new(), at(10_000));
-        assert!(schedule.is_empty() && schedule.rates.is_empty());
+        assert!(schedule.is_empty());
     }
 
     #[test]
