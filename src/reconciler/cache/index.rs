@@ -115,7 +115,11 @@ impl ClusterCache {
                 for (key, name) in keys.iter().flat_map(|key| config.names().map(move |name| (key.clone(), name))) {
                     self.index_holder(&name, &(key.clone(), key), came);
                 }
+                let has_domain = config.entry().record.is_some_and(|record| record.domain.is_some());
                 for key in &keys {
+                    if has_domain {
+                        count(&mut self.indices.domains, key, came);
+                    }
                     self.index_claims(key);
                 }
             }

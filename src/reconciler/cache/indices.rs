@@ -72,6 +72,8 @@ pub(super) struct Indices {
     pub(super) create_failures: BTreeMap<String, (Id, Arc<CreateFailure>)>,
     /// Devices and joining host names of all config Secrets.
     pub(super) devices: DeviceIndex,
+    /// Workloads with device records that have a domain, with their number.
+    pub(super) domains: BTreeMap<WorkloadKey, usize>,
 }
 
 #[derive(Debug, Default)]

@@ -46,9 +46,11 @@ impl ClusterCache {
         let own = self.domains(key);
         let Some(tailnet) = self.tailnet_of(key).filter(|_| own.is_empty()) else { return own };
         let groups = self.groups().filter(|(_, group)| tailnet_name(group) == tailnet);
-        let proxies = self.standalone_keys().filter(|_| tailnet.is_empty()).map(|proxy| self.domains(proxy));
-        let mut all = groups.map(|(name, _)| self.domains(&WorkloadKey::of_group(name))).chain(proxies);
-        all.find(|domains| !domains.is_empty()).unwrap_or_default()
+        let mut groups = groups.map(|(name, _)| self.domains(&WorkloadKey::of_group(name))).filter(|domains| !domains.is_empty());
+        // Tenants create proxies: the first one with a record is looked up.
+        let proxy = || self.indices.domains.range(WorkloadKey::of_object(PublishSource::Service, "", "")..).next();
+        let of_proxy = || proxy().filter(|_| tailnet.is_empty()).map(|(key, _)| self.domains(key));
+        groups.next().or_else(of_proxy).unwrap_or_default()
     }
 
     /// Whether a certificate can be of a workload: of a name in its tailnet, or labelled as the group's, as after a change of the domain.

@@ -9,7 +9,9 @@ use crate::api::names;
 use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::parse::parse;
+use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Namesake, name_winner};
+use crate::reconciler::cache::indices::WorkloadObjects;
 
 /// Key of the workload of an object in a namespace.
 fn key(request: Request, namespace: &str) -> String {
@@ -182,6 +184,17 @@ fn check_names_before(cluster: &Cluster) {
     }
 }
 
+/// Checks the index of workloads whose device records have a domain.
+fn check_domains(cluster: &Cluster) {
+    let indices = &cluster.cache.indices;
+    let has_domain = |replica: &&ObservedReplica| {
+        replica.config.as_ref().is_some_and(|config| config.entry().record.is_some_and(|record| record.domain.is_some()))
+    };
+    let count = |objects: &WorkloadObjects| objects.replicas.values().filter(has_domain).count();
+    let counted = indices.workloads.iter().map(|(key, objects)| (key.clone(), count(objects))).filter(|(_, count)| *count > 0);
+    assert_eq!(indices.domains, counted.collect::<BTreeMap<_, _>>());
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Create,
@@ -268,6 +281,7 @@ proptest! {
             let is_change = take(&mut cluster, step, (request, ["old", "new"][namespace], other));
             check_decisions(&cluster);
             check_names_before(&cluster);
+            check_domains(&cluster);
             let after = winners(&cluster.cache);
             let all = claims(&cluster.cache);
             // One that is in deletion, or refused for another reason, gets no name.

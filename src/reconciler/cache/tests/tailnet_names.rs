@@ -37,6 +37,25 @@ fn pass_often(cluster: &mut Cluster, group: &str, count: usize, seconds: i64) {
     }
 }
 
+/// Proxies that have not joined record no domain.
+#[test]
+fn cost_of_a_comparison_of_tailnets_does_not_grow_with_proxies_that_have_not_joined() {
+    let cost = |count: usize| {
+        let mut cluster = two_tailnets();
+        for number in 0..count {
+            let labels = json!({names::MANAGED: "true", names::PARENT_TYPE: names::PARENT_SERVICE, names::PARENT: format!("s{number}"),
+                names::PARENT_NAMESPACE: "first"});
+            cluster.put("Secret", json!({"metadata": {"name": format!("ts-s{number}-abcde-0-config"), "namespace": NS, "labels": labels}}));
+        }
+        let replicas = cluster.cache.standalone_keys().filter_map(|key| cluster.cache.indices.workloads.get(key)).map(|one| one.replicas.len());
+        assert_eq!(replicas.sum::<usize>(), count);
+        let measured = allocation_counter::measure(|| drop(cluster.cache.other_tailnets(&"far".into())));
+        measured.count_total
+    };
+    let (few, many) = (cost(10), cost(500));
+    assert_eq!(few, many, "allocations");
+}
+
 /// Two groups of different tailnets have one label; the Ingress of one is deleted.
 #[test]
 fn withdrawn_name_deletes_no_certificate_of_a_group_of_another_tailnet() {
