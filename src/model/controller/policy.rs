@@ -5,5 +5,6 @@ pub mod annotations;
 pub mod assignment;
 pub mod budget;
 pub mod cluster_networks;
+pub mod fault_list;
 pub mod requests;
 pub mod tenancy;

@@ -123,7 +123,7 @@ impl IngressPlan<'_> {
         }
         spec.flaws.remove(host);
         let owner = owner.map_or_else(|| "another object".to_owned(), Publisher::to_string);
-        spec.notes.push(format!("host {host} is not served: {owner} has it."));
+        spec.notes.add(|| format!("host {host} is not served: {owner} has it."));
     }
 }
 
@@ -140,9 +140,9 @@ fn share_internet_ports(plan: &mut IngressPlan<'_>, order: &[String]) {
         let ports: Vec<u16> = site.listeners.iter().filter_map(is_https).collect();
         if let Some((port, owner)) = ports.iter().find_map(|port| owners.get_key_value(port)) {
             site.funnel = false;
-            item.spec.notes.push(format!(
-                "It is not reached from the internet (Funnel): {owner} has port {port} of the ProxyGroup; publish this one by another."
-            ));
+            item.spec.notes.add(|| {
+                format!("It is not reached from the internet (Funnel): {owner} has port {port} of the ProxyGroup; publish this one by another.")
+            });
             continue;
         }
         owners.extend(ports.into_iter().map(|port| (port, item.claimant.clone())));

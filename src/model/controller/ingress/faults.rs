@@ -93,10 +93,10 @@ pub(crate) fn remark(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, na
     let is_certified = work.observed.certificates.get(&item.dns).is_some_and(is_valid);
     let (renewal, lacking) =
         if is_certified { (certificate_fault(work, shape, item), None) } else { (None, certificate_fault(work, shape, item)) };
-    let notes: Vec<_> = item.spec.notes.iter().cloned().chain(lacking).chain(funnel_errors(work, shape, item, name)).collect();
+    let notes: Vec<_> = item.spec.notes.texts().into_iter().chain(lacking).chain(funnel_errors(work, shape, item, name)).collect();
     let (extent, reason) =
         if notes.is_empty() { (Extent::Nothing, reason::CERTIFICATE_EXPIRING) } else { (Extent::Part, reason::PARTIALLY_ADVERTISED) };
-    let all: Vec<_> = notes.into_iter().chain(item.spec.warnings.iter().cloned()).chain(renewal).collect();
+    let all: Vec<_> = notes.into_iter().chain(item.spec.warnings.texts()).chain(renewal).collect();
     (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
 }
 

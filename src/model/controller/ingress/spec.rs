@@ -19,6 +19,7 @@ use crate::api::routes::Site;
 use crate::api::{names, vip};
 use crate::model::base::conditions;
 use crate::model::controller::policy::annotations::{Annotations, annotation, dns_label, is_tag};
+use crate::model::controller::policy::fault_list::FaultList;
 use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::observed::backend_service::BackendService;
@@ -35,11 +36,11 @@ pub struct PublishSpec {
     /// Target of its traffic.
     pub target: PublishTarget,
     /// Parts that are not served, each with an action.
-    pub notes: Vec<String>,
+    pub notes: FaultList,
     /// Faults of user-provided certificates, by host.
     pub flaws: BTreeMap<String, CertificateIssue>,
     /// Expiry of certificates that are overdue for renewal, each with an action.
-    pub warnings: Vec<String>,
+    pub warnings: FaultList,
 }
 
 /// Fault of a certificate that an Ingress names.
@@ -117,14 +118,14 @@ pub fn has_conditions(service: &Service) -> bool {
 }
 
 /// Tags of the Tailscale Service, for both kinds; appends faults to `wrong`.
-pub fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String>) -> Vec<String> {
+pub fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut FaultList) -> Vec<String> {
     if !dns_label(label) {
-        wrong.push(format!("{label:?} cannot be its name in the tailnet: it must be a DNS label of at most 63 characters."));
+        wrong.add(|| format!("{label:?} cannot be its name in the tailnet: it must be a DNS label of at most 63 characters."));
     }
     let tags: Vec<String> =
         annotation(annotations, names::TAGS).into_iter().flat_map(|tags| tags.split(',')).map(|tag| tag.trim().to_owned()).collect();
     for tag in tags.iter().filter(|tag| !is_tag(tag)) {
-        wrong.push(format!("{}: {tag:?} is not a tag such as tag:web.", names::TAGS));
+        wrong.add(|| format!("{}: {tag:?} is not a tag such as tag:web.", names::TAGS));
     }
     tags
 }

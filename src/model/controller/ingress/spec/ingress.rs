@@ -10,6 +10,7 @@ use crate::model::base::bounded::ingress_excess;
 use crate::model::controller::ingress::spec::backend::backend;
 use crate::model::controller::ingress::spec::{CertificateIssue, PublishSpec, PublishTarget, SpecContext, common};
 use crate::model::controller::policy::annotations::{annotation, is_on, text};
+use crate::model::controller::policy::fault_list::FaultList;
 use crate::model::controller::policy::requests::ingress_label;
 use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::ingress::cert_orders::Validity;
@@ -21,15 +22,15 @@ struct Routing<'a, 'b> {
     namespace: &'a str,
     context: &'a SpecContext<'b>,
     routes: BTreeMap<(String, String, bool), Route>,
-    notes: Vec<String>,
+    notes: FaultList,
 }
 
-/// Parses an Ingress. The error lists all faults, each with an action.
+/// Parses an Ingress. The error lists the first faults, each with an action.
 pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSpec, Vec<String>> {
-    let mut wrong: Vec<_> = ingress_excess(ingress).into_iter().collect();
-    if !wrong.is_empty() {
-        return Err(wrong);
+    if let Some(excess) = ingress_excess(ingress) {
+        return Err(vec![excess]);
     }
+    let mut wrong = FaultList::default();
     let annotations = ingress.metadata.annotations.as_ref();
     let label = ingress_label(ingress);
     let tags = common(annotations, &label, &mut wrong);
@@ -38,18 +39,19 @@ pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSp
     let is_own = |host: &str| host == dns || host == label || host == requested || context.may_be_name_of(&label, host);
     let SiteNames { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, is_own), context);
     if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
-        notes.push(format!("{} is for Services: backends of an Ingress get the client's address in headers.", names::PROXY_PROTOCOL));
+        notes.add(|| format!("{} is for Services: backends of an Ingress get the client's address in headers.", names::PROXY_PROTOCOL));
     }
     let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
     let mut routing = Routing { namespace, context, routes: BTreeMap::new(), notes };
     routing.read(ingress, &hosts, &dns, is_own);
     let Routing { routes, notes, .. } = routing;
     if routes.is_empty() {
-        let why = if notes.is_empty() { "give it a rule or a default backend.".to_owned() } else { notes.join(" ") };
-        wrong.push(format!("It has no route: {why}"));
+        let why = if notes.is_empty() { vec!["give it a rule or a default backend.".to_owned()] } else { notes.texts() };
+        let faults = wrong.texts().into_iter().chain([format!("It has no route: {}", why.join(" "))]);
+        return Err(faults.collect());
     }
     if !wrong.is_empty() {
-        return Err(wrong);
+        return Err(wrong.texts());
     }
     let mut listeners = BTreeMap::from([(HTTPS, Listener::Https)]);
     if annotation(annotations, names::HTTP_ENDPOINT) == Some("enabled") {
@@ -81,10 +83,12 @@ fn hosts(ingress: &Ingress, (dns, is_own): (&str, impl Fn(&str) -> bool), contex
                 _ if is_own(host) || !host.contains('.') => {}
                 // The first label of the first host is the requested name.
                 None if (at, nth) == (0, 0) => {}
-                _ if context.is_issued(host) => hosts.notes.push(format!(
-                    "host {host} is not served: it is in the domain of the tailnet, whose names have certificates of the control plane. Its own \
-                     name is {dns}: name others below a domain of your own."
-                )),
+                _ if context.is_issued(host) => hosts.notes.add(|| {
+                    format!(
+                        "host {host} is not served: it is in the domain of the tailnet, whose names have certificates of the control plane. Its \
+                         own name is {dns}: name others below a domain of your own."
+                    )
+                }),
                 Some(secret)
                     if context.reserved.get(secret).is_some_and(|those| !those.matches(text(ingress.metadata.namespace.as_ref()))) =>
                 {
@@ -92,10 +96,10 @@ fn hosts(ingress: &Ingress, (dns, is_own): (&str, impl Fn(&str) -> bool), contex
                     let why = format!("its annotation {} does not name this namespace", names::CERTIFICATE_NAMESPACES);
                     hosts
                         .notes
-                        .push(format!("host {host} is not served: Secret {}/{secret} must not be used, as {why}.", context.namespace));
+                        .add(|| format!("host {host} is not served: Secret {}/{secret} must not be used, as {why}.", context.namespace));
                 }
                 Some(secret) => hosts.of_its_own(&host.to_ascii_lowercase(), secret, context),
-                None => hosts.notes.push(format!("host {host} has no certificate: name its Secret in spec.tls[].secretName.")),
+                None => hosts.notes.add(|| format!("host {host} has no certificate: name its Secret in spec.tls[].secretName.")),
             }
         }
     }
@@ -107,8 +111,8 @@ fn hosts(ingress: &Ingress, (dns, is_own): (&str, impl Fn(&str) -> bool), contex
 struct SiteNames {
     served: BTreeMap<String, Host>,
     flaws: BTreeMap<String, CertificateIssue>,
-    notes: Vec<String>,
-    warnings: Vec<String>,
+    notes: FaultList,
+    warnings: FaultList,
 }
 
 impl SiteNames {
@@ -155,7 +159,7 @@ impl SiteNames {
         };
         self.flaws.insert(host.to_owned(), flaw);
         let list = if flaw == CertificateIssue::Ending { &mut self.warnings } else { &mut self.notes };
-        list.push(format!("host {host} {why}"));
+        list.add(|| format!("host {host} {why}"));
     }
 }
 
@@ -168,15 +172,15 @@ impl Routing<'_, '_> {
                 host if is_own(host) => dns,
                 host if hosts.contains_key(host) => host,
                 host if host.contains('.') => {
-                    self.notes.push(format!(
-                        "the rule for host {host} is not served: its name here is {dns}, and spec.tls names no certificate for {host}."
-                    ));
+                    self.notes.add(|| {
+                        format!("the rule for host {host} is not served: its name here is {dns}, and spec.tls names no certificate for {host}.")
+                    });
                     continue;
                 }
                 host => {
-                    self.notes.push(format!(
-                        "the rule for host {host} is not served: its name here is {dns}. Set spec.tls[0].hosts to [{host}] to name it so."
-                    ));
+                    self.notes.add(|| {
+                        format!("the rule for host {host} is not served: its name here is {dns}. Set spec.tls[0].hosts to [{host}] to name it so.")
+                    });
                     continue;
                 }
             };
@@ -195,7 +199,7 @@ impl Routing<'_, '_> {
     /// Adds a route; the first for a host and path wins.
     fn add(&mut self, host: &str, path: &str, exact: bool, wanted: &IngressBackend) {
         if !path.starts_with('/') {
-            self.notes.push(format!("path {path:?} is not served: it must begin with a slash."));
+            self.notes.add(|| format!("path {path:?} is not served: it must begin with a slash."));
             return;
         }
         match backend(self.namespace, wanted, self.context) {
@@ -203,7 +207,7 @@ impl Routing<'_, '_> {
                 let route = Route { host: host.to_owned(), path: path.to_owned(), exact, backend };
                 self.routes.entry((host.to_owned(), path.to_owned(), exact)).or_insert(route);
             }
-            Err(why) => self.notes.push(why),
+            Err(why) => self.notes.add(|| why),
         }
     }
 }

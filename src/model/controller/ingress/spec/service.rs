@@ -1,6 +1,6 @@
 //! Parses a Service that is advertised with all ports of its address or external name.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
@@ -10,11 +10,15 @@ use crate::api::vip::ANY_PORT;
 use crate::model::base::bounded::service_excess;
 use crate::model::controller::ingress::spec::{L4Service, PublishSpec, PublishTarget, common};
 use crate::model::controller::policy::annotations::{annotation, is_true};
+use crate::model::controller::policy::fault_list::FaultList;
 use crate::model::controller::policy::requests::service_label;
 
-/// Parses a Service. The error lists all faults, each with an action.
+/// Parses a Service. The error lists the first faults, each with an action.
 pub fn service(service: &Service) -> Result<PublishSpec, Vec<String>> {
-    let mut wrong: Vec<_> = service_excess(service).into_iter().collect();
+    let mut wrong = FaultList::default();
+    if let Some(excess) = service_excess(service) {
+        wrong.add(|| excess);
+    }
     let label = service_label(service);
     let tags = common(service.metadata.annotations.as_ref(), &label, &mut wrong);
     let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
@@ -22,21 +26,22 @@ pub fn service(service: &Service) -> Result<PublishSpec, Vec<String>> {
     if kind == "ExternalName" {
         whole.external_name = external_name(service, &mut wrong);
         if annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).is_some() {
-            wrong.push(format!("{} is for Services with a spec.clusterIP: remove one of the two.", names::PROXY_PROTOCOL));
+            wrong.add(|| format!("{} is for Services with a spec.clusterIP: remove one of the two.", names::PROXY_PROTOCOL));
         }
     } else {
         whole.addresses = addresses(service);
         if whole.addresses.is_empty() {
-            wrong.push(format!(
-                "It has no address in the cluster (spec.type {kind}, headless or not yet given): use one that has a spec.clusterIP."
-            ));
+            wrong.add(|| {
+                format!("It has no address in the cluster (spec.type {kind}, headless or not yet given): use one that has a spec.clusterIP.")
+            });
         }
     }
     if !wrong.is_empty() {
-        return Err(wrong);
+        return Err(wrong.texts());
     }
     let ports = vec![ANY_PORT.to_owned()];
-    Ok(PublishSpec { label, tags, ports, target: PublishTarget::Whole(whole), notes: Vec::new(), flaws: [].into(), warnings: Vec::new() })
+    let (notes, warnings) = (FaultList::default(), FaultList::default());
+    Ok(PublishSpec { label, tags, ports, target: PublishTarget::Whole(whole), notes, flaws: [].into(), warnings })
 }
 
 /// ClusterIPs of a Service, the first of each family.
@@ -52,18 +57,18 @@ fn addresses(service: &Service) -> Vec<IpAddr> {
     found
 }
 
-fn external_name(service: &Service, wrong: &mut Vec<String>) -> String {
+fn external_name(service: &Service, wrong: &mut FaultList) -> String {
     let named = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default().trim_end_matches('.');
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     let labels = || named.split('.').all(|label| (1..=63).contains(&label.len()) && label.bytes().all(inner));
     if named.parse::<IpAddr>().is_ok() || named.len() > 253 || !labels() {
-        wrong.push(format!("spec.externalName {named:?} is no DNS name: give it one, or give the Service a spec.clusterIP."));
+        wrong.add(|| format!("spec.externalName {named:?} is no DNS name: give it one, or give the Service a spec.clusterIP."));
     }
     named.to_ascii_lowercase()
 }
 
 /// TCP ports that get a PROXY protocol header.
-fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
+fn announced(service: &Service, wrong: &mut FaultList) -> BTreeSet<u16> {
     let Some(setting) = annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).filter(|requested| !is_false(requested))
     else {
         return BTreeSet::new();
@@ -74,17 +79,22 @@ fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
     let number = |port: &ServicePort| u16::try_from(port.port).ok();
     if is_true(setting) {
         if ports.is_empty() {
-            wrong.push(format!("{}: it has no TCP port, and other protocols have no such header.", names::PROXY_PROTOCOL));
+            wrong.add(|| format!("{}: it has no TCP port, and other protocols have no such header.", names::PROXY_PROTOCOL));
         }
         return ports.into_iter().filter_map(number).collect();
     }
+    let mut by_text: BTreeMap<String, Option<u16>> = BTreeMap::new();
+    for port in &ports {
+        for text in port.name.iter().cloned().chain([port.port.to_string()]) {
+            by_text.entry(text).or_insert_with(|| number(port));
+        }
+    }
     let mut chosen = BTreeSet::new();
     for wanted in setting.split(',').map(str::trim) {
-        let is = |port: &&&ServicePort| port.name.as_deref() == Some(wanted) || port.port.to_string() == wanted;
-        match ports.iter().find(is).and_then(|port| number(port)) {
+        match by_text.get(wanted).copied().flatten() {
             Some(port) => chosen.extend([port]),
             None => {
-                wrong.push(format!("{}: {wanted:?} is neither true nor one of its TCP ports, by number or name.", names::PROXY_PROTOCOL));
+                wrong.add(|| format!("{}: {wanted:?} is neither true nor one of its TCP ports, by number or name.", names::PROXY_PROTOCOL));
             }
         }
     }

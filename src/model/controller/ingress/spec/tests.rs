@@ -81,7 +81,7 @@ fn ingress_becomes_a_site_and_a_serve_config() {
         {"path": "/rpc", "pathType": "Exact", "backend": to("web", json!({"name": "rpc"}))}]}}]);
     let spec = json!({"tls": [{"hosts": ["my-app.somewhere"]}], "rules": rules});
     let published = read(json!({"tailscale.com/http-redirect": "true", "tailscale.com/tags": "tag:a, tag:b"}), spec).expect("valid");
-    assert_eq!((published.label.as_str(), published.tags.len(), published.notes.len()), ("my-app", 2, 0));
+    assert_eq!((published.label.as_str(), published.tags.len(), published.notes.texts().len()), ("my-app", 2, 0));
     assert_eq!(published.ports, ["tcp:443", "tcp:80"]);
     let site = site(&published);
     assert_eq!(site.listeners, BTreeMap::from([(80, Listener::Redirect), (443, Listener::Https)]));
@@ -108,7 +108,7 @@ fn hosts_with_user_certificates_are_served_beside_the_tailnet_name() {
     assert_eq!(hosts, [(dns.as_str(), dns.as_str(), true), ("www.example.com", "www", false)]);
     let routes: Vec<_> = site.routes.iter().map(|route| (route.host.as_str(), route.backend.protocol)).collect();
     assert_eq!(routes, [(dns.as_str(), BackendProtocol::Https), ("www.example.com", BackendProtocol::Https)]);
-    assert_eq!(published.notes.len(), 2, "{:?}", published.notes);
+    assert_eq!(published.notes.texts().len(), 2, "{:?}", published.notes);
 }
 
 #[test]
@@ -125,9 +125,45 @@ fn invalid_backend_does_not_affect_the_others() {
     assert!(wrong.len() == 1 && wrong[0].contains("does not exist") && wrong[0].contains("has no port"), "{wrong:?}");
     paths.push(path("/good", to("headless", json!({"number": 80}))));
     let published = read(json!({}), json!({"rules": [{"http": {"paths": paths}}]})).expect("one is good");
-    assert_eq!((published.notes.len(), published.label.as_str()), (4, "u-app-ingress"));
+    assert_eq!((published.notes.texts().len(), published.label.as_str()), (4, "u-app-ingress"));
     assert_eq!(site(&published).routes[0].backend.address, "", "it is reached at its endpoints");
     assert!(serve(site(&published), "x").web["x:443"].handlers.is_empty(), "which the other operator cannot");
+}
+
+#[test]
+fn faults_of_an_ingress_are_few_and_short_whatever_their_number_and_length() {
+    let backend = || to("web", json!({"number": 80}));
+    let rules = |host: fn(usize) -> String, path: fn(usize) -> String, backend: Value| {
+        let paths = |number| json!([{"path": path(number), "pathType": "Prefix", "backend": backend}]);
+        let rule = |number| json!({"host": host(number), "http": {"paths": paths(number)}});
+        json!({"defaultBackend": to("web", json!({"number": 80})), "rules": (0..10_000).map(rule).collect::<Vec<_>>()})
+    };
+    let tls = |secret: Value| {
+        let entry = |number| json!({"hosts": [format!("h{number}.{}example.com", "a.".repeat(100))], "secretName": secret});
+        json!({"defaultBackend": backend(), "tls": (0..4_999).map(entry).collect::<Vec<_>>()})
+    };
+    let tags = |tags: String| json!({"tailscale.com/tags": tags});
+    let cases = [
+        ("hosts without certificate", json!({}), rules(|number| format!("h{number}.example.com"), |_| "/".into(), backend()), true),
+        ("other labels", json!({}), rules(|number| format!("h{number}"), |_| "/".into(), backend()), true),
+        ("paths without slash", json!({}), rules(|_| String::new(), |number| number.to_string(), backend()), true),
+        ("long path", json!({}), rules(|_| String::new(), |_| "x".repeat(300), backend()), true),
+        ("missing Services", json!({}), rules(|_| String::new(), |number| format!("/{number}"), to("none", json!({"number": 80}))), true),
+        ("no Secret", json!({}), tls(json!("none")), true),
+        ("no Secret named", json!({}), tls(Value::Null), true),
+        ("a Secret of others", json!({}), tls(json!("theirs")), true),
+        ("certificates of other hosts", json!({}), tls(json!("ending")), true),
+        ("tags", tags("a,".repeat(100_000)), json!({"defaultBackend": backend()}), false),
+        ("a long tag", tags("é".repeat(100_000)), json!({"defaultBackend": backend()}), false),
+        ("no route", tags("a,".repeat(100_000)), json!({"rules": rules(|_| String::new(), |_| "x".repeat(300), backend())["rules"]}), false),
+    ];
+    for (case, annotations, spec, is_served) in cases {
+        let parsed = read(annotations, spec);
+        assert_eq!(parsed.is_ok(), is_served, "{case}");
+        let texts = parsed.map_or_else(|wrong| wrong, |published| [published.notes.texts(), published.warnings.texts()].concat());
+        let bytes = texts.iter().map(String::len).sum::<usize>();
+        assert!((1..=22).contains(&texts.len()) && bytes < 32 * 1024, "{case}: {} texts of {bytes} bytes", texts.len());
+    }
 }
 
 #[test]
@@ -170,7 +206,7 @@ fn user_certificate_is_validated_for_its_host_alone() {
             "{secret} {host}"
         );
         let (expected, other) =
-            if secret == "ending" { (published.warnings, published.notes) } else { (published.notes, published.warnings) };
+            if secret == "ending" { (published.warnings.texts(), published.notes.texts()) } else { (published.notes.texts(), published.warnings.texts()) };
         assert_eq!((expected.len(), other.len()), (published.flaws.len(), 0), "{secret} {host}");
         assert!(says.is_none_or(|says| expected[0].contains(says)), "{secret} {host}: {expected:?}");
     }
@@ -202,9 +238,9 @@ fn names_of_the_tailnet_are_served_only_to_the_object_that_has_them() {
             served,
             "{host} {suffix} {issues}"
         );
-        let refusal = published.notes.iter().filter(|note| note.contains("it is in the domain of the tailnet")).count();
+        let refusal = published.notes.texts().iter().filter(|note| note.contains("it is in the domain of the tailnet")).count();
         assert_eq!((refusal, published.flaws.len()), (notes, 0), "{host} {suffix}: {:?}", published.notes);
-        let route = published.notes.iter().any(|note| note.contains("the rule for host"));
+        let route = published.notes.texts().iter().any(|note| note.contains("the rule for host"));
         assert_eq!(route, notes > 0, "{host} {suffix}: {:?}", published.notes);
     }
 }
@@ -224,7 +260,7 @@ fn whole_name_in_a_rule_is_the_own_name_also_before_the_domain_is_known() {
     ];
     for (suffix, tls, host, routed) in served {
         let published = read_in(suffix, json!({}), json!({"tls": tls, "rules": rule(host)})).expect(host);
-        assert_eq!((site(&published).routes[0].host.as_str(), published.notes.len()), (routed, 0), "{suffix} {host}");
+        assert_eq!((site(&published).routes[0].host.as_str(), published.notes.texts().len()), (routed, 0), "{suffix} {host}");
     }
     let refused = [
         (

@@ -15,6 +15,7 @@ use crate::model::controller::ingress::spec;
 use crate::model::controller::ingress::spec::{L4Service, PublishTarget, common};
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::annotations::{annotation, dns_label};
+use crate::model::controller::policy::fault_list::FaultList;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::{Parent, directions, service_label};
 use crate::model::controller::policy::tenancy::DefaultTenancy;
@@ -129,17 +130,20 @@ fn headless(service: &Service, settings: &GroupSettings) -> Option<Service> {
 }
 
 fn egress(service: &Service) -> (Option<Single>, Vec<String>) {
-    let mut wrong: Vec<_> = service_excess(service).into_iter().collect();
+    let mut wrong = FaultList::default();
+    if let Some(excess) = service_excess(service) {
+        wrong.add(|| excess);
+    }
     common(service.metadata.annotations.as_ref(), &service_label(service), &mut wrong);
     let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
     if kind != "ExternalName" {
-        wrong.push(format!("spec.type is {kind}: set it to ExternalName, with any spec.externalName."));
+        wrong.add(|| format!("spec.type is {kind}: set it to ExternalName, with any spec.externalName."));
     }
     let set = |key: &str| validate::annotation(service, key);
     let (fqdn, ip) = (set(names::TAILNET_FQDN), set(names::TAILNET_IP).or(set(names::FORMER_TAILNET_IP)));
     validate::target(fqdn, ip, &mut wrong);
     let by_name = fqdn.and_then(Fqdn::new).map(Single::TailnetFqdn);
-    (ip.and_then(|ip| ip.parse().ok()).map(Single::TailnetIp).or(by_name), wrong)
+    (ip.and_then(|ip| ip.parse().ok()).map(Single::TailnetIp).or(by_name), wrong.texts())
 }
 
 #[cfg(test)]

@@ -53,5 +53,20 @@ fn proxy_protocol_is_enabled_for_the_annotated_ports() {
     assert!(wrong[0].contains("it has no TCP port"), "{wrong:?}");
     let backend = to("web", json!({"number": 80}));
     let published = super::read(json!({"tailyard.io/proxy-protocol": "true"}), json!({"defaultBackend": backend})).expect("valid");
-    assert!(published.notes.len() == 1 && published.notes[0].contains("is for Services"), "{:?}", published.notes);
+    assert!(published.notes.texts().len() == 1 && published.notes.texts()[0].contains("is for Services"), "{:?}", published.notes);
+}
+
+#[test]
+fn cost_and_faults_of_a_long_list_of_ports_are_bounded() {
+    let ports: Vec<_> = (1..=1_000).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let list = |count: usize| (0..count).map(|number| (2_000 + number).to_string()).collect::<Vec<_>>().join(",");
+    let cost = |count: usize| {
+        let (list, spec) = (list(count), json!({"clusterIP": "10.0.0.1", "ports": ports}));
+        let mut wrong = Vec::new();
+        let measured = allocation_counter::measure(|| wrong = announced(&list, spec).expect_err("no such ports"));
+        assert!(wrong.len() == 21 && wrong[20].contains("more faults"), "{wrong:?}");
+        measured.count_total
+    };
+    let (few, many) = (cost(30), cost(20_000));
+    assert!(many < few + 100, "{few} {many}");
 }
