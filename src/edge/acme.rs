@@ -1,7 +1,8 @@
 //! ACME client (RFC 8555): account, orders with the dns-01 challenge, and renewal information (RFC 9773).
 //!
 //! An order is attempted once and returns its result; the caller decides when to order and when to retry. The callback of [`Acme::order`]
-//! sets the TXT record of the challenge. Nothing is stored on disk, and no key is logged.
+//! sets the TXT record of the challenge. Nothing is stored on disk, and no key is logged. Authorizations are deactivated after each order:
+//! they belong to the account, which other proxies may share.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use instant_acme::{
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize as _;
 use serde::de::value::BorrowedStrDeserializer;
+use tokio::time::timeout;
 
 use crate::model::ingress::cert_orders::RenewalWindow;
 use crate::model::ingress::certificate::Pair;
@@ -31,6 +33,8 @@ use http::AcmeHttp;
 
 /// Polling of an order; the caller's own timeout is shorter.
 const POLL: RetryPolicy = RetryPolicy::new().initial_delay(Duration::from_millis(100)).backoff(1.3).timeout(Duration::from_mins(4));
+/// Timeout of the deactivation of authorizations, which delays a new certificate.
+const DEACTIVATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum retries after a `badNonce` error, in addition to those of the ACME client.
 const NONCES: u8 = 8;
 
@@ -98,12 +102,27 @@ impl Acme {
             }
             (made, _) => made?,
         };
-        self.prove(&mut order, set_txt).await?;
+        let issued = self.issue(&mut order, name, set_txt).await;
+        let work = call("deactivate the authorizations", deactivate(&mut order));
+        match timeout(DEACTIVATION_TIMEOUT, work).await {
+            // Those of a failed order are rarely valid.
+            Ok(Err(error)) if issued.is_ok() => {
+                tracing::warn!(name, reason = error.reason(), "the account may order this name without another proof for some time: {error}");
+            }
+            Err(_late) => tracing::warn!(name, "the account may order this name without another proof for some time: no response"),
+            Ok(_) => {}
+        }
+        issued
+    }
+
+    /// Proves the name, and fetches the certificate.
+    async fn issue(&self, order: &mut Order, name: &str, set_txt: SetTxt<'_>) -> Result<Pair, AcmeError> {
+        self.prove(order, set_txt).await?;
         if order.state().status == OrderStatus::Pending {
             let status = call("wait for the proof", async { with_nonce!(order.poll_ready(&POLL)) }).await;
             match status {
                 Ok(OrderStatus::Ready) => {}
-                Ok(_) | Err(AcmeError::Refused { .. }) => return Err(self.why_invalid(&mut order, name).await),
+                Ok(_) | Err(AcmeError::Refused { .. }) => return Err(self.why_invalid(order, name).await),
                 Err(error) => return Err(error),
             }
         }
@@ -181,6 +200,16 @@ async fn read(order: &mut Order) -> Result<(), Error> {
     let mut authorizations = order.authorizations();
     while let Some(found) = authorizations.next().await {
         found?;
+    }
+    Ok(())
+}
+
+/// Deactivates the authorizations of an order (RFC 8555, 7.5.2).
+async fn deactivate(order: &mut Order) -> Result<(), Error> {
+    let mut authorizations = order.authorizations();
+    while let Some(authorization) = authorizations.next().await {
+        let mut authorization = authorization?;
+        with_nonce!(async { authorization.deactivate().await.map(|_state| ()) })?;
     }
     Ok(())
 }

@@ -170,6 +170,22 @@ fn certificate_is_renewed_at_the_suggested_time() {
     });
 }
 
+/// Valid authorizations are the account's: any proxy that shares it could order the name.
+#[test]
+fn authorization_ends_with_its_order() {
+    let manner = Manner { reuse: 100, ..Manner::default() };
+    stage_with(&[WEB], manner, async |stage| {
+        let pair = stage.replica(0).await.pair(WEB).await;
+        assert_eq!(stage.pebble.proofs(), 1);
+        stage.pebble.suggest_now(&stage.tailnet, &pair.chain);
+        let again = stage.replica(0).await;
+        let mut pairs = again.certs.pairs.clone();
+        let renewed = async { pairs.wait_for(|pairs| pairs.get(WEB).is_some_and(|current| *current != pair)).await.map(drop) };
+        tokio::time::timeout(kit::machine::DEADLINE, renewed).await.expect("renewed").expect("a running replica");
+        assert_eq!((stage.pebble.issued(), stage.pebble.proofs()), (2, 2), "the next order needs a proof");
+    });
+}
+
 #[test]
 fn retry_after_is_respected_by_every_replica() {
     stage(&[WEB], async |mut stage| {

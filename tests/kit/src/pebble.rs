@@ -33,11 +33,13 @@ pub struct Manner {
     pub lifetime: u64,
     /// Maximum delay of a challenge validation, in seconds.
     pub slow: u8,
+    /// Percentage of orders that use a valid authorization of the account, if there is one.
+    pub reuse: u8,
 }
 
 impl Default for Manner {
     fn default() -> Self {
-        Self { bad_nonces: 5, lifetime: 90 * 86_400, slow: 0 }
+        Self { bad_nonces: 5, lifetime: 90 * 86_400, slow: 0, reuse: 0 }
     }
 }
 
@@ -93,9 +95,10 @@ impl Pebble {
     pub fn run(&mut self, tailnet: &Tailnet) {
         let machine = tailnet.control_machine();
         let (program, config) = (self.bin.join("pebble").display().to_string(), self.config.display().to_string());
-        let (nonces, slow) = (self.manner.bad_nonces.to_string(), self.manner.slow.to_string());
+        let Manner { bad_nonces, slow, reuse, .. } = self.manner;
+        let (nonces, slow, reuse) = (bad_nonces.to_string(), slow.to_string(), reuse.to_string());
         let sleep = if self.manner.slow == 0 { ("PEBBLE_VA_NOSLEEP", "1") } else { ("PEBBLE_VA_SLEEPTIME", slow.as_str()) };
-        let env = [sleep, ("PEBBLE_AUTHZREUSE", "0"), ("PEBBLE_WFE_NONCEREJECT", &nonces)];
+        let env = [sleep, ("PEBBLE_AUTHZREUSE", reuse.as_str()), ("PEBBLE_WFE_NONCEREJECT", &nonces)];
         self.process = Some(machine.spawn("pebble", &[&program, "-config", &config, "-dnsserver", "127.0.0.1:8053"], &env));
         eventually("Pebble", DEADLINE, || std::net::TcpStream::connect((self.address, 14000)).ok());
     }
@@ -135,6 +138,11 @@ impl Pebble {
     /// The output so far.
     pub fn log(&self) -> String {
         self.process.as_ref().map_or_else(|| self.before.clone(), Process::output)
+    }
+
+    /// How many proofs of a name it has accepted.
+    pub fn proofs(&self) -> usize {
+        self.log().matches("set VALID by completed challenge").count()
     }
 
     /// How many certificates it has issued.
