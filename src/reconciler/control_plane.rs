@@ -106,6 +106,16 @@ impl Denied {
         }
     }
 
+    /// Whether the control plane has answered this request, so that it may accept others.
+    pub fn is_answer(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused(
+                ControlError::Denied { .. } | ControlError::Absent { .. } | ControlError::Refused { .. } | ControlError::Answer { .. }
+            )
+        )
+    }
+
     /// Minimum retry delay, if a retry makes sense.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -228,14 +238,16 @@ impl ControlPlanes {
         self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned().unwrap_or_default()
     }
 
-    /// Records the requests of a pass, each with its denial, if any. Drops other denials of the group.
-    pub fn answered(&self, key: &WorkloadKey, answers: BTreeMap<String, Option<String>>, now: Timestamp) {
+    /// Records the requests of a pass, each with its denial, if any, and whether that is an answer. Drops other denials of the group, but for
+    /// those of `waiting` requests.
+    pub fn answered(&self, key: &WorkloadKey, answers: BTreeMap<String, Option<(String, bool)>>, waiting: &[String], now: Timestamp) {
         let mut all = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = all.remove(key).unwrap_or_default();
-        let since = |what: &str| before.get(what).map_or(now, |denial| denial.since);
-        let denied =
-            answers.into_iter().filter_map(|(what, why)| Some((what.clone(), ControlPlaneError { since: since(&what), why: why? })));
-        let denied: BTreeMap<_, _> = denied.collect();
+        let mut before = all.remove(key).unwrap_or_default();
+        let mut denied: BTreeMap<_, _> = waiting.iter().filter_map(|what| before.remove_entry(what)).collect();
+        denied.extend(answers.into_iter().filter_map(|(what, denial)| {
+            let ((why, is_answer), since) = (denial?, before.get(&what).map_or(now, |denial| denial.since));
+            Some((what, ControlPlaneError { since, why, refused: is_answer.then_some(now) }))
+        }));
         if !denied.is_empty() {
             all.insert(key.clone(), denied);
         }
@@ -360,19 +372,26 @@ mod tests {
     #[test]
     fn denial_counts_from_its_first_time_until_success() {
         let controls = ControlPlanes::new(true);
-        let outcome = |why: Option<&str>| BTreeMap::from([("device n1".to_owned(), why.map(str::to_owned))]);
-        controls.answered(&WorkloadKey::of_group("g"), outcome(Some("no")), at(1));
-        controls.answered(&WorkloadKey::of_group("g"), outcome(Some("still no")), at(9));
-        let denials = controls.denials(&WorkloadKey::of_group("g"));
-        assert_eq!(denials["device n1"], ControlPlaneError { since: at(1), why: "still no".into() });
+        let group = WorkloadKey::of_group("g");
+        let outcome = |what: &str, why: Option<&str>| BTreeMap::from([(what.to_owned(), why.map(|why| (why.to_owned(), true)))]);
+        let answered = |answers, waiting: &[&str], second| {
+            let waiting: Vec<_> = waiting.iter().map(|what| (*what).to_owned()).collect();
+            controls.answered(&group, answers, &waiting, at(second));
+        };
+        answered(outcome("device n1", Some("no")), &[], 1);
+        answered(outcome("device n1", Some("still no")), &["device n3"], 9);
+        let denial = ControlPlaneError { since: at(1), why: "still no".into(), refused: Some(at(9)) };
+        assert_eq!(controls.denials(&group), [("device n1".to_owned(), denial.clone())].into());
         assert!(controls.denials(&WorkloadKey::of_group("h")).is_empty());
-        controls.answered(&WorkloadKey::of_group("g"), BTreeMap::from([("device n2".to_owned(), Some("no".to_owned()))]), at(10));
+        answered(BTreeMap::new(), &["device n1"], 10);
+        assert_eq!(controls.denials(&group)["device n1"], denial, "the request waits");
+        answered(outcome("device n2", Some("no")), &[], 10);
         assert_eq!(
             controls.denials(&WorkloadKey::of_group("g")).into_keys().collect::<Vec<_>>(),
             ["device n2"],
             "n1 is not wanted any more"
         );
-        controls.answered(&WorkloadKey::of_group("g"), BTreeMap::from([("device n2".to_owned(), None)]), at(11));
+        answered(outcome("device n2", None), &[], 11);
         assert!(controls.denials(&WorkloadKey::of_group("g")).is_empty());
     }
 

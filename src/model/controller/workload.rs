@@ -29,6 +29,7 @@ pub mod rollout;
 pub(crate) mod route_overlaps;
 pub mod secret_name;
 pub mod service_conditions;
+pub mod service_requests;
 pub mod settings;
 pub mod spec;
 pub mod standby;

@@ -17,55 +17,52 @@ use crate::model::controller::workload::actions::{ControlAction, Delete, Notice}
 use crate::model::controller::workload::device_claim::DeviceClaim;
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::workload::service_requests::{RequestTurn, take_turn};
 use crate::reconciler::control_plane::{Denied, RequestLimit};
 
-/// Maximum requests for Tailscale Services in one pass.
-const MAX_SERVICE_REQUESTS_PER_PASS: usize = 16;
 /// Assumed maximum difference of the clocks, for a control plane that does not report when it has created a key.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(2);
 
-/// Whether the request concerns one Tailscale Service.
-fn is_service(action: &ControlAction) -> bool {
-    matches!(action, ControlAction::PublishService { .. } | ControlAction::ReleaseService { .. })
-}
-
 impl Applier {
-    /// Sends the requests. Denials are recorded, the last one is returned, and the rest continues; an API rejection ends the pass.
+    /// Sends the requests that are due. Denials are recorded and the rest continues; an API rejection ends the pass.
     ///
-    /// The second value: whether to requeue the workload, because the known Tailscale Services have changed since its snapshot, or actions
-    /// are left over, for example because leadership expired.
+    /// The first value: the last denial, except refused Tailscale Services, which are faults of their objects. The second value: whether to
+    /// requeue the workload, because the known Tailscale Services or their refusals have changed since its snapshot, or actions are left over,
+    /// for example because leadership expired.
     pub(super) async fn control(&self, observed: &Observed, actions: Vec<ControlAction>) -> Result<(Option<Denied>, bool), KubeError> {
+        let RequestTurn { due, mut waiting, has_more } = take_turn(actions, &observed.denied, observed.now);
         let mut answers = BTreeMap::new();
-        let (mut denied, mut requeue, mut services) = (None, false, 0);
-        for action in actions {
+        let (mut denied, mut requeue, mut is_silent) = (None, has_more, false);
+        for action in due {
             if !self.writes.open() {
                 return Ok((denied, true));
             }
-            let what = action.what();
-            if is_service(&action) {
-                services += 1;
-                // The rest follows in the next pass, so that a pass does not take minutes.
-                if services > MAX_SERVICE_REQUESTS_PER_PASS {
-                    answers.extend(observed.denied.get(&what).map(|denial| (what, Some(denial.why.clone()))));
-                    requeue = true;
-                    continue;
-                }
+            let (what, is_for_service) = (action.what(), action.is_for_service());
+            if is_for_service && is_silent {
+                waiting.push(what);
+                continue;
             }
             // A request ends with leadership, as an API write does.
             let call = Box::pin(self.execute(observed, action));
             let Some(response) = self.writes.while_leading(call).await.transpose()? else {
                 return Ok((denied, true));
             };
-            answers.insert(what, response.as_ref().err().map(Denied::lasting));
+            answers.insert(what, response.as_ref().err().map(|error| (error.lasting(), error.is_answer())));
             match response {
                 Ok(changed) => requeue |= changed,
                 Err(error) => {
                     tracing::warn!(reason = error.reason(), workload = %observed.key, "{error}");
-                    denied = Some(error);
+                    if is_for_service && error.is_answer() {
+                        // The next pass reports it.
+                        requeue = true;
+                    } else {
+                        is_silent |= is_for_service;
+                        denied = Some(error);
+                    }
                 }
             }
         }
-        self.controls.answered(&observed.key, answers, observed.now);
+        self.controls.answered(&observed.key, answers, &waiting, observed.now);
         Ok((denied, requeue))
     }
 
@@ -75,7 +72,7 @@ impl Applier {
         let limit = RequestLimit { key: &observed.key, replicas };
         match action {
             ControlAction::ListServices { since } => Ok(self.controls.list_services(tailnet, since).await.map(|()| true)),
-            ControlAction::PublishService { desired, recorded } => {
+            ControlAction::PublishService { desired, recorded, .. } => {
                 Ok(self.controls.publish_service(tailnet, &desired, &observed.settings.cluster, recorded).await)
             }
             ControlAction::ReleaseService { name } => {

@@ -64,7 +64,7 @@ pub(crate) fn service_state(
             if entry.is_none() && is_device(work, &desired.name) {
                 work.again(HANDOVER_POLL_INTERVAL);
             } else if answers && incomplete {
-                work.plan.control.push(ControlAction::PublishService { desired, recorded });
+                work.plan.control.push(ControlAction::PublishService { desired, namespace: claimant.namespace.clone(), recorded });
             }
             if ours { ServiceState::Owned(addrs) } else { ServiceState::Creating }
         }

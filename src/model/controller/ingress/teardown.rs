@@ -70,12 +70,23 @@ impl IngressPlan<'_> {
                             claimed(work, name, since);
                         }
                         gone.insert(name.clone());
+                    } else {
+                        self.report_refusal(work, name);
                     }
                 }
             }
         }
         certificates(work, &shape.owner, &self.before, &gone);
         gone
+    }
+
+    /// Reports to the object that had a name, else to the group, that the control plane refuses its release.
+    fn report_refusal(&self, work: &mut PlanPart<'_>, name: &str) {
+        let what = ControlAction::ReleaseService { name: name.to_owned() }.what();
+        let Some(denial) = work.observed.denied.get(&what).filter(|denial| denial.refused.is_some()) else { return };
+        let claim = self.claims.iter().find(|claim| claim.recorded.iter().any(|recorded| recorded == name));
+        let subject = claim.map_or_else(|| work.observed.key.clone(), |claim| subject(&claim.claimant));
+        work.lasting(subject, "TailscaleServiceDenied", denial.why.clone());
     }
 
     /// Names that stay served until another workload serves them: those of objects that move, and for a time those of deleted objects that

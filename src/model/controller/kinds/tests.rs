@@ -23,6 +23,7 @@ mod config;
 mod convergence;
 mod cost;
 mod defaults;
+mod denied_names;
 mod devices;
 mod handover;
 mod ingress_faults;

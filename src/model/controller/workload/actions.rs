@@ -94,8 +94,8 @@ pub enum ControlAction {
     },
     /// List all Tailscale Services of the tailnet, unless listed since this time.
     ListServices { since: Timestamp },
-    /// Read, verify, write and read back a Tailscale Service. `recorded`: this cluster has advertised it.
-    PublishService { desired: DesiredVipService, recorded: bool },
+    /// Read, verify, write and read back a Tailscale Service for an object of this namespace. `recorded`: this cluster has advertised it.
+    PublishService { desired: DesiredVipService, namespace: String, recorded: bool },
     /// Release a Tailscale Service.
     ReleaseService { name: String },
     /// Approve (`add`) and withdraw (`remove`) prefixes as routes of a device; routes that others approved stay.
@@ -227,6 +227,16 @@ pub struct Notice {
 }
 
 impl ControlAction {
+    /// Whether it is for one Tailscale Service.
+    pub fn is_for_service(&self) -> bool {
+        matches!(self, Self::PublishService { .. } | Self::ReleaseService { .. })
+    }
+
+    /// Namespace of the object that requests it, if one does.
+    pub fn namespace(&self) -> &str {
+        if let Self::PublishService { namespace, .. } = self { namespace } else { "" }
+    }
+
     /// Description, unique among the actions of the group.
     pub fn what(&self) -> String {
         match self {

@@ -8,6 +8,7 @@ pub mod replica;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use imbl::OrdMap;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -33,9 +34,14 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::backend_service::BackendService;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::pod_fault::{CreateFailure, PodFault};
+use crate::model::controller::workload::readiness::elapsed;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::target_inputs::TargetInputs;
 use crate::model::ingress::certificate::Leaf;
+
+/// Bounds of the interval of requests that the control plane refuses.
+const MIN_REPEAT_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_REPEAT_INTERVAL: Duration = Duration::from_mins(10);
 
 #[derive(Debug, Clone)]
 pub struct Observed {
@@ -246,6 +252,17 @@ pub struct ControlPlaneError {
     pub since: Timestamp,
     /// Reason, equal each time.
     pub why: String,
+    /// Time of the last request, if the control plane answered it.
+    pub refused: Option<Timestamp>,
+}
+
+impl ControlPlaneError {
+    /// Time until the next request for a Tailscale Service: as long as it was refused until the last one. A request without an answer is
+    /// repeated by each pass.
+    pub fn wait(&self, now: Timestamp) -> Duration {
+        let wait = |refused| elapsed(self.since, refused).clamp(MIN_REPEAT_INTERVAL, MAX_REPEAT_INTERVAL);
+        self.refused.map_or(Duration::ZERO, |refused| wait(refused).saturating_sub(elapsed(refused, now)))
+    }
 }
 
 #[derive(Debug, Clone)]

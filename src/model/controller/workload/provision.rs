@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::proxyclass::ProxyClassSpec;
+use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::objects::disruption::disruption_budget;
 use crate::model::controller::workload::objects::metrics::{metrics, metrics_refs};
 use crate::model::controller::workload::objects::rbac::rbac;
@@ -176,12 +177,22 @@ pub(crate) fn awaits_class(pass: &Pass<'_>) -> bool {
     matches!(pass.observed.class, Class::Refused(_)) && pass.owned(&set).is_none()
 }
 
-/// Reports requests of a plan that the control plane has denied and that are repeated.
-/// `more` follows each message.
+/// Reports requests of a plan that the control plane has denied and that are repeated. A refused Tailscale Service is a fault of its object,
+/// and of a workload whose deletion waits for it. `more` follows each message.
 pub(crate) fn report_denials(plan: &mut PlanPart<'_>, more: &str) {
-    let denied = plan.plan.control.iter().filter_map(|action| plan.observed.denied.get(&action.what()));
-    let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
-    for why in why {
-        plan.fault(reason::PROXY_GROUP_CREATION_FAILED, why);
+    let observed = plan.observed;
+    let denied = |action: &ControlAction| Some((action.is_for_service(), observed.denied.get(&action.what())?));
+    let denied: Vec<_> = plan.plan.control.iter().filter_map(denied).collect();
+    for (is_for_service, denial) in denied {
+        if is_for_service && denial.refused.is_some() {
+            let wait = denial.wait(observed.now);
+            if !wait.is_zero() {
+                plan.again(wait);
+            }
+            if observed.ends_since().is_none() {
+                continue;
+            }
+        }
+        plan.fault(reason::PROXY_GROUP_CREATION_FAILED, format!("{}{more}", denial.why));
     }
 }

@@ -84,7 +84,7 @@ impl Trouble {
 }
 
 fn deny(world: &mut World, what: &str) {
-    let denial = ControlPlaneError { since: world.time(), why: "The OAuth client lacks a scope: add it.".into() };
+    let denial = ControlPlaneError { since: world.time(), why: "The OAuth client lacks a scope: add it.".into(), refused: None };
     world.denied.insert(what.into(), denial);
 }
 

@@ -9,7 +9,7 @@ use super::*;
 
 /// The control plane denies this request from now on.
 fn deny(world: &mut World, what: &str) {
-    let denial = ControlPlaneError { since: world.time(), why: format!("{what}: the control plane answers 403: no.") };
+    let denial = ControlPlaneError { since: world.time(), why: format!("{what}: the control plane answers 403: no."), refused: None };
     world.denied.insert(what.to_owned(), denial);
 }
 

@@ -114,10 +114,8 @@ fn features_not_possible_with_routes_are_reported() {
 fn unapproved_route_names_the_command() {
     let mut world = headscale(json!({"type": "ingress"}));
     let what = "the routes of device nin0".to_owned();
-    world.denied.insert(
-        what,
-        ControlPlaneError { since: world.time(), why: "approve routes of a device: the control plane answers 404: Not Found.".into() },
-    );
+    let why = "approve routes of a device: the control plane answers 404: Not Found.".to_owned();
+    world.denied.insert(what, ControlPlaneError { since: world.time(), why, refused: None });
     expose(&mut world, "db", json!({}), address(30));
     world.settle_denied("in");
     let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");

@@ -332,7 +332,7 @@ fn faults_of_a_proxy_have_its_reasons_and_not_those_of_groups() {
     }
     let mut world = world();
     put(&mut world, json!({}), site("shop", "web"));
-    let denial = ControlPlaneError { why: "no keys".into(), since: world.time() };
+    let denial = ControlPlaneError { why: "no keys".into(), since: world.time(), refused: None };
     world.denied.insert("an auth key for replica 0".into(), denial);
     world.rounds(2);
     assert_eq!(world.pass(KEY).faults.iter().map(|fault| fault.reason).collect::<Vec<_>>(), ["ProxyFailed"]);

@@ -109,7 +109,7 @@ impl Cluster {
             }
             ControlAction::RevokeKey { then, .. } => self.delete(key, then),
             ControlAction::ListServices { .. } => self.list_services(),
-            ControlAction::PublishService { desired, recorded } => {
+            ControlAction::PublishService { desired, recorded, .. } => {
                 let number = self.vips.len();
                 if let OwnershipVerdict::Write { service, .. } =
                     verify_owner(self.vips.get(&desired.name), desired, &self.settings.cluster, *recorded)

@@ -50,7 +50,7 @@ impl World {
                     self.apply(&draft.with_key(&id, &format!("tskey-{}", self.minted), self.now));
                 }
                 ControlAction::ListServices { .. } => self.hosted.list(self.time()),
-                ControlAction::PublishService { desired: vip, recorded } => {
+                ControlAction::PublishService { desired: vip, recorded, .. } => {
                     let is_device = |device: &Device| service_name(&device.hostname) == vip.name;
                     assert!(!self.devices.values().any(is_device), "the control plane rejects {}: it is the name of a device", vip.name);
                     self.hosted.publish(vip, &self.settings.cluster, *recorded);
