@@ -214,7 +214,7 @@ pub(crate) fn name_of_child(observed: &Observed, claim: &ServiceClaim<'_>) -> St
     claim.record.as_ref().map_or_else(|| child_name(namespace, name, observed.key.group_name()), |record| record.name.to_owned())
 }
 
-/// Desired child of a valid Service; `None` if no port is free.
+/// Desired child of a valid Service; `None` if too few ports are free: then it takes none.
 pub(crate) fn child(
     observed: &Observed,
     claim: &ServiceClaim<'_>,
@@ -223,13 +223,19 @@ pub(crate) fn child(
 ) -> Option<ChildService> {
     let (key, before) = (claim.key, &claim.reserved);
     let spec = claim.service?.spec.as_ref()?;
-    let mut made = Vec::new();
+    let mut requested = Vec::new();
     for port in spec.ports.iter().flatten() {
         let (protocol, number) = (protocol(port.protocol.as_deref()), u16::try_from(port.port).ok()?);
         let same = |entry: &&(PortProtocol, u16, u16)| entry.0 == protocol && entry.1 == number;
-        let match_port = before.iter().find(same).map(|recorded| recorded.2).or_else(|| ports.take())?;
-        made.push(ChildPort { name: port.name.clone().unwrap_or_default(), protocol, port: number, match_port });
+        let recorded = before.iter().find(same).map(|recorded| recorded.2);
+        requested.push((port.name.clone().unwrap_or_default(), protocol, number, recorded));
     }
+    let mut new = ports.take(requested.iter().filter(|(.., recorded)| recorded.is_none()).count())?.into_iter();
+    let made = requested.into_iter().filter_map(|(name, protocol, port, recorded)| {
+        let match_port = recorded.or_else(|| new.next())?;
+        Some(ChildPort { name, protocol, port, match_port })
+    });
+    let made: Vec<_> = made.collect();
     let used = |port: u16| made.iter().any(|port_map| port_map.protocol == "TCP" && port_map.port == port);
     let health = health_port(claim.record.as_ref().and_then(|record| record.health), used);
     let name = name_of_child(observed, claim);

@@ -59,7 +59,7 @@ pub(crate) fn allot(
         }
         return Ok(whole.addresses.iter().map(ToString::to_string).collect());
     }
-    let mut own = Vec::new();
+    let mut own: Vec<IpAddr> = Vec::new();
     for v4 in [true, false] {
         let same = |ip: &IpAddr| ip.is_ipv4() == v4;
         let of_family: Vec<&IpNet> = prefixes.iter().filter(|net| same(&net.addr())).collect();
@@ -71,15 +71,16 @@ pub(crate) fn allot(
         let address = former
             .or_else(free)
             .ok_or_else(|| refused("Every address of the ProxyGroup's spec.tailyard.serviceCIDRs is another Service's: add a prefix."))?;
-        taken.insert(address);
-        own.push(address.to_string());
+        own.push(address);
     }
     if own.is_empty() {
         return Err(refused(
             "The ProxyGroup's spec.tailyard.serviceCIDRs has no prefix of the family of this Service's address in the cluster: add one.",
         ));
     }
-    Ok(own)
+    // Only now: a Service that is refused takes none.
+    taken.extend(&own);
+    Ok(own.iter().map(ToString::to_string).collect())
 }
 
 /// Addresses of a prefix except the network address.

@@ -14,7 +14,7 @@ pub struct MatchPortRange {
 }
 
 /// Ports of one group during one pass.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MatchPorts {
     range: MatchPortRange,
     taken: Vec<u64>,
@@ -70,16 +70,19 @@ impl MatchPorts {
         port != 0 && self.taken.get(usize::from(port / 64)).is_some_and(|word| word & (1 << (port % 64)) == 0)
     }
 
-    /// Allocates a free port; `None` if all are taken.
-    pub fn take(&mut self) -> Option<u16> {
-        for _ in 0..self.range.size() {
-            let port = self.next;
-            self.next = if port >= self.range.to { self.range.from } else { port + 1 };
-            if self.keep(port) {
-                return Some(port);
-            }
+    /// Allocates so many free ports. `None` if there are fewer: then none is allocated.
+    pub fn take(&mut self, count: usize) -> Option<Vec<u16>> {
+        let MatchPortRange { from, to } = self.range;
+        let candidates = (self.next..=to).chain(from..self.next);
+        let found: Vec<u16> = candidates.filter(|port| self.free(*port)).take(count).collect();
+        if found.len() < count {
+            return None;
         }
-        None
+        for port in &found {
+            self.keep(*port);
+            self.next = if *port >= to { from } else { port + 1 };
+        }
+        Some(found)
     }
 
     /// Start of the next search.
@@ -113,7 +116,7 @@ mod tests {
                     prop_assert!(ports.keep(*port));
                 }
                 if wanted {
-                    records.entry(service).or_insert_with(|| ports.take().expect("room for all"));
+                    records.entry(service).or_insert_with(|| ports.take(1).expect("room for all")[0]);
                 } else {
                     records.remove(&service);
                 }
@@ -126,21 +129,45 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn request_for_more_ports_than_are_free_changes_nothing(
+            counts in prop::collection::vec(0..30_usize, 1..20),
+            reserved in prop::collection::btree_set(1_000..1_060_u16, 0..20),
+            next in 1_000..1_060_u16,
+        ) {
+            let range = MatchPortRange::new(1_000, 1_059).expect("a range");
+            let mut ports = MatchPorts::new(range, reserved, Some(next));
+            for count in counts {
+                let before = ports.clone();
+                let free: BTreeSet<u16> = (1_000..1_060).filter(|port| before.free(*port)).collect();
+                match ports.take(count) {
+                    None => prop_assert!(count > free.len() && ports == before),
+                    Some(taken) => {
+                        let distinct: BTreeSet<u16> = taken.iter().copied().collect();
+                        prop_assert!((taken.len(), distinct.len()) == (count, count) && distinct.is_subset(&free));
+                        prop_assert_eq!((1_000..1_060).filter(|port| ports.free(*port)).count(), free.len() - count);
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn freed_port_is_reused_last() {
         let range = MatchPortRange::new(100, 103).expect("a range");
         let mut ports = MatchPorts::new(range, [], None);
-        assert_eq!([ports.take(), ports.take()], [Some(100), Some(101)]);
+        assert_eq!([ports.take(1), ports.take(1)], [Some(vec![100]), Some(vec![101])]);
         let mut later = MatchPorts::new(range, [], Some(ports.next()));
         assert!(later.keep(101), "100 was freed");
-        assert_eq!([later.take(), later.take(), later.take(), later.take()], [Some(102), Some(103), Some(100), None]);
+        assert_eq!((later.take(2), later.take(1), later.take(1)), (Some(vec![102, 103]), Some(vec![100]), None));
     }
 
     #[test]
     fn recorded_port_outside_the_range_stays_and_a_reserved_one_does_not() {
         let mut ports = MatchPorts::new(MatchPortRange::DEFAULT, [9002], Some(3));
         assert!(ports.keep(4000) && !ports.keep(4000) && !ports.keep(9002) && !ports.keep(0));
-        assert_eq!(ports.take(), Some(10_000), "a cursor outside the range begins anew");
+        assert_eq!(ports.take(1), Some(vec![10_000]), "a cursor outside the range begins anew");
     }
 
     #[test]
@@ -148,6 +175,6 @@ mod tests {
         assert_eq!([MatchPortRange::new(0, 10), MatchPortRange::new(11, 10)], [None, None]);
         let top = MatchPortRange::new(u16::MAX, u16::MAX).expect("one port");
         assert_eq!((top.size(), top.to_string().as_str()), (1, "65535-65535"));
-        assert_eq!(MatchPorts::new(top, [], None).take(), Some(u16::MAX));
+        assert_eq!(MatchPorts::new(top, [], None).take(1), Some(vec![u16::MAX]));
     }
 }

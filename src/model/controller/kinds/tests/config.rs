@@ -37,6 +37,22 @@ fn exhausted_match_ports_are_reported_and_other_services_are_unaffected() {
 }
 
 #[test]
+fn service_that_needs_more_match_ports_than_are_free_takes_none() {
+    for (large, expected) in [(10, "False"), (8, "True")] {
+        let mut world = World::new();
+        world.group("pg", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 10000, "end": 10010}}}));
+        world.service("first", to("pg"), &[1]);
+        world.settle();
+        world.service("large", to("pg"), &(1..=large + 1).collect::<Vec<u16>>());
+        world.now += 1;
+        world.service("small", to("pg"), &[80]);
+        world.settle();
+        let ready = |name: &str| world.condition(name, EGRESS_SVC_READY).map_or_else(|| "False".to_owned(), |ready| ready.0);
+        assert_eq!([ready("first"), ready("large"), ready("small")], ["True", expected, "True"]);
+    }
+}
+
+#[test]
 fn ambiguous_namespace_and_name_pairs_get_separate_entries() {
     let mut world = serving();
     let mut twin = world.services[&("default".to_owned(), "db".to_owned())].clone();

@@ -92,6 +92,23 @@ fn addresses_from_service_cidrs_are_stable_and_unique() {
 }
 
 #[test]
+fn service_without_an_address_of_one_family_takes_none_of_the_other() {
+    let mut world = headscale(json!({"type": "ingress", "tailyard": {"serviceCIDRs": ["10.9.0.0/30", "fd00:9::/127"]}}));
+    for name in ["first", "second"] {
+        world.now += 1;
+        expose(&mut world, name, json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
+    }
+    world.now += 1;
+    expose(&mut world, "third", json!({}), address(30));
+    world.settle();
+    let of = |name: &str| {
+        let mapping = world.config("in").mappings.get(name).cloned().unwrap_or_default();
+        [mapping.ipv4, mapping.ipv6].map(|pair| pair.map(|pair| pair.tailscale_service_ip).unwrap_or_default())
+    };
+    assert_eq!([of("svc:first"), of("svc:second"), of("svc:third")], [["10.9.0.1", "fd00:9::1"], ["", ""], ["10.9.0.2", ""]]);
+}
+
+#[test]
 fn features_not_possible_with_routes_are_reported() {
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
