@@ -28,6 +28,8 @@ const MAX_PORT_STATES: usize = 10;
 const MAX_ENDPOINTS: usize = 1_000;
 /// Zones in the hints of an endpoint, as in the API.
 const MAX_HINTS: usize = 8;
+/// Characters of a text of Pods or components of the cluster.
+const MAX_TEXT: usize = 500;
 /// Length of a label's value, as of a zone or a port, and of a name, as of a node.
 const MAX_LABEL: usize = 63;
 const MAX_NAME: usize = 253;
@@ -202,6 +204,22 @@ pub fn ingress_excess(ingress: &Ingress) -> Option<String> {
     (tls.len().max(hosts) > MAX_HOSTS).then(|| format!("spec.tls has more than {MAX_HOSTS} entries or hosts: remove some of them."))
 }
 
+/// Whether a text of another writer has the length of a valid one and no control characters.
+pub fn is_clean(text: &str) -> bool {
+    text.chars().nth(MAX_TEXT).is_none() && !text.contains(char::is_control)
+}
+
+/// A text of another writer, for conditions, Events and terminals: cut, without control characters.
+pub fn clean(text: impl Into<String>) -> String {
+    let text = text.into();
+    if is_clean(&text) {
+        return text;
+    }
+    let (most, end) = if text.chars().nth(MAX_TEXT).is_some() { (MAX_TEXT - 1, "…") } else { (MAX_TEXT, "") };
+    let printable = text.chars().take(most).map(|character| if character.is_control() { ' ' } else { character });
+    printable.chain(end.chars()).collect()
+}
+
 fn cut<T>(list: &mut Option<Vec<T>>, length: usize) {
     if let Some(list) = list {
         cut_vec(list, length);
@@ -276,6 +294,15 @@ mod tests {
         assert_eq!((finalizers.len(), finalizers.last().map(String::as_str)), (MAX_REFERENCES, Some(own)));
         assert_eq!(typed.annotations.expect("annotations").into_keys().collect::<Vec<_>>(), ["tailscale.com/proxy-group"]);
         assert!(value["metadata"]["selfLink"].is_null());
+    }
+
+    #[test]
+    fn text_of_another_writer_is_cut_and_has_no_control_characters() {
+        let long = |count: usize| "é".repeat(count);
+        assert_eq!((clean(long(MAX_TEXT)), clean("")), (long(MAX_TEXT), String::new()));
+        assert_eq!(clean(long(MAX_TEXT + 1)), long(MAX_TEXT - 1) + "…");
+        assert_eq!(clean("a\u{1b}[2J\nb\u{85}"), "a [2J b ");
+        assert!([long(9_000), "\n".repeat(9_000)].into_iter().all(|text| is_clean(&clean(text))));
     }
 
     #[test]

@@ -8,6 +8,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::api::condition::{self, Condition};
 
+/// Bytes of a message that the API server accepts.
+const MAX_MESSAGE: usize = 32 << 10;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConditionStatus {
     True,
@@ -44,13 +47,21 @@ pub fn seconds(now: Timestamp) -> Time {
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }
 
-/// Adds or replaces a condition. Returns whether the list changed.
+/// A message, cut if the API server would reject it.
+fn cut(message: &str) -> String {
+    if message.len() <= MAX_MESSAGE {
+        return message.to_owned();
+    }
+    format!("{}…", &message[..message.floor_char_boundary(MAX_MESSAGE - '…'.len_utf8())])
+}
+
+/// Adds or replaces a condition, whose message is cut if it is too long. Returns whether the list changed.
 pub fn set(conditions: &mut Vec<Condition>, wanted: &DesiredCondition<'_>, now: Timestamp) -> bool {
     let condition = |since: Time| Condition {
         type_: wanted.kind.to_owned(),
         status: wanted.status.name().to_owned(),
         reason: wanted.reason.to_owned(),
-        message: wanted.message.clone(),
+        message: cut(&wanted.message),
         observed_generation: (wanted.generation != 0).then_some(wanted.generation),
         last_transition_time: since,
     };
@@ -121,6 +132,19 @@ mod tests {
         assert_eq!(read, conditions);
         read[0].observed_generation = Some(0);
         assert!(!set(&mut read, &wanted(ConditionStatus::True, "A"), at(9)), "theirs writes a 0, ours leaves it out");
+    }
+
+    #[test]
+    fn message_that_the_api_server_would_reject_is_cut() {
+        for (unit, count) in [("x", MAX_MESSAGE), ("x", MAX_MESSAGE + 1), ("é", MAX_MESSAGE), ("…", 10_923), ("…", 10_922)] {
+            let mut conditions = Vec::new();
+            let wanted = DesiredCondition { message: unit.repeat(count), ..wanted(ConditionStatus::False, "A") };
+            set(&mut conditions, &wanted, at(1));
+            let (message, whole) = (conditions[0].message.clone(), &wanted.message);
+            assert!(message.len() <= MAX_MESSAGE && message.len() + 4 > whole.len().min(MAX_MESSAGE), "{unit} {count}: {}", message.len());
+            assert_eq!(message == *whole, whole.len() <= MAX_MESSAGE, "{unit} {count}");
+            assert!(!set(&mut conditions, &wanted, at(2)), "{unit} {count}: it is unchanged");
+        }
     }
 
     #[test]

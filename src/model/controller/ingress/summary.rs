@@ -4,9 +4,12 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use crate::api::condition::{CERTIFIED, PUBLISHED};
 use crate::api::issuance::OrderNote;
 use crate::api::names;
+use crate::model::base::bounded::clean;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::ingress::items::{Item, ServiceState};
 use crate::model::controller::ingress::rejection::Rejection;
@@ -133,7 +136,7 @@ impl SummaryBuilder {
 /// State of an ordered certificate, with the reason of the last failure.
 pub(crate) fn issued(work: &Pass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
     let Some(secret) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
-    let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<OrderNote>(text).ok());
+    let note = order_note(secret);
     let until = work.observed.certificates.get(dns).and_then(|content| content.valid_until);
     match note.filter(|note| note.failures > 0) {
         Some(note) => (Certified::Failing, note.reason),
@@ -146,8 +149,35 @@ pub(crate) fn issued(work: &Pass<'_>, owner: &Owner, dns: &str) -> (Certified, S
     }
 }
 
+/// Note of a certificate's Secret about its order. Pods write it.
+fn order_note(secret: &Value) -> Option<OrderNote> {
+    let text = secret["metadata"]["annotations"][names::ISSUANCE].as_str()?;
+    let OrderNote { by, failures, not_before, reason, message } = serde_json::from_str(text).ok()?;
+    Some(OrderNote { by: clean(by), failures, not_before, reason: clean(reason), message: clean(message) })
+}
+
 /// The first entries and the number of others.
 fn list(all: &[String]) -> String {
     let first = all[..all.len().min(NAMED)].join(", ");
     if all.len() > NAMED { format!("{first} and {} more", all.len() - NAMED) } else { first }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::base::bounded::is_clean;
+
+    #[test]
+    fn every_text_of_an_order_note_is_bounded() {
+        let long = format!("\u{1b}[2J{}", "x".repeat(100_000));
+        let note = json!({"by": long, "failures": 3, "reason": long, "message": long}).to_string();
+        let mut secret = json!({"metadata": {"annotations": {}}});
+        secret["metadata"]["annotations"][names::ISSUANCE] = json!(note);
+        let read = order_note(&secret).expect("a note");
+        let texts: Vec<_> = json!(read).as_object().expect("fields").values().filter_map(Value::as_str).map(str::to_owned).collect();
+        assert_eq!((texts.len(), read.failures), (3, 3));
+        assert!(texts.iter().all(|text| is_clean(text) && text.starts_with(" [2Jx")), "{texts:?}");
+    }
 }

@@ -9,10 +9,9 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::model::base::bounded::clean;
 use crate::model::controller::workload::readiness::elapsed;
 
-/// Maximum characters of a text from outside.
-const MAX_LENGTH: usize = 400;
 /// Age after which an Event does not count: the `StatefulSet` controller retries, and repeats it, at least every 1000 s.
 const MAX_EVENT_AGE: Duration = Duration::from_mins(20);
 /// Reasons of a waiting container that starts.
@@ -59,7 +58,7 @@ impl CreateFailure {
         let at = last.into_iter().chain(old).flatten().max()?;
         // The API server does not check this name.
         let set = about.name.clone().filter(|name| name.len() <= MAX_SET_NAME)?;
-        Some(Self { set, cause: bounded(cause), at })
+        Some(Self { set, cause: clean(cause), at })
     }
 
     /// The newest failure of a `StatefulSet`, unless it is too old or a Pod was created later.
@@ -110,7 +109,7 @@ fn unscheduled(pod: &Pod) -> Option<PodFault> {
     let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
     let condition = conditions.find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
     let why = condition.message.as_deref().unwrap_or("no reason given");
-    Some(PodFault { message: format!("not scheduled: {}", bounded(why)), fix: "" })
+    Some(PodFault { message: format!("not scheduled: {}", clean(why)), fix: "" })
 }
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
@@ -127,28 +126,19 @@ fn of_container(container: &ContainerStatus) -> Option<PodFault> {
     if IMAGE.contains(&reason) {
         let reason = if reason == IMAGE[0] { IMAGE[1] } else { reason };
         let cause = message.split_once("ErrImagePull: ").map_or(message, |(_, cause)| cause);
-        let message = bounded(&format!("container {name} has no image ({reason}): {cause}"));
+        let message = clean(format!("container {name} has no image ({reason}): {cause}"));
         return Some(PodFault { message, fix: "check name, platform and pull Secret of the image" });
     }
     let ended = state.and_then(|state| state.terminated.as_ref()).or_else(|| container.last_state.as_ref()?.terminated.as_ref());
     if let Some(ended) = ended.filter(|_| waiting.is_none() || reason == "CrashLoopBackOff") {
         let why = ended.reason.as_deref().unwrap_or("no reason given");
-        let message = bounded(&format!("container {name} ended with code {} ({why}) and is started again", ended.exit_code));
+        let message = clean(format!("container {name} ended with code {} ({why}) and is started again", ended.exit_code));
         return Some(PodFault { message, fix: "kubectl logs --previous names the cause" });
     }
     let waits = waiting.is_some() && !STARTING.contains(&reason);
     let reason = if reason.is_empty() { "for no given reason" } else { reason };
     let cause = if message.is_empty() { String::new() } else { format!(": {message}") };
-    waits.then(|| PodFault { message: bounded(&format!("container {name} waits, {reason}{cause}")), fix: "" })
-}
-
-fn bounded(text: &str) -> String {
-    let mut text: String = text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
-    if let Some((end, _)) = text.char_indices().nth(MAX_LENGTH) {
-        text.truncate(end);
-        text.push('…');
-    }
-    text
+    waits.then(|| PodFault { message: clean(format!("container {name} waits, {reason}{cause}")), fix: "" })
 }
 
 #[cfg(test)]
@@ -156,6 +146,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::model::base::bounded::is_clean;
 
     #[allow(clippy::needless_pass_by_value, reason = "JSON literals")]
     fn pod(status: Value) -> Pod {
@@ -244,9 +235,9 @@ mod tests {
     #[test]
     fn text_from_outside_is_bounded_and_has_no_control_characters() {
         let failure = CreateFailure::read(&event(&format!("a\u{1b}[2J\n{}", "é".repeat(5000)), "2026-01-01T00:00:00Z")).expect("a failure");
-        assert_eq!((failure.cause.chars().count(), failure.cause.chars().any(char::is_control)), (MAX_LENGTH + 1, false));
+        assert!(is_clean(&failure.cause) && failure.cause.len() > 500, "{}", failure.cause);
         let found = container(waits(&"x".repeat(5000), &"y".repeat(5000)), json!({}));
-        assert!(found.chars().count() <= MAX_LENGTH + 1, "{}", found.len());
+        assert!(is_clean(&found), "{}", found.len());
     }
 
     #[test]

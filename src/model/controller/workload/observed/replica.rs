@@ -1,6 +1,6 @@
 //! Objects of a replica: its Pod, what it reports in its state Secret, and its config Secret.
 //!
-//! A Pod writes its state Secret: values are bounded and parsed here, and verified elsewhere.
+//! A Pod writes its state Secret: values are parsed here, each text is bounded, and they are verified elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,9 +18,6 @@ use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, De
 
 mod state_values;
 use state_values::StateValues;
-
-/// Maximum characters of a replica's text in a condition, and of its failed key.
-const MAX_REASON_LENGTH: usize = 500;
 
 #[derive(Debug, Clone, Default)]
 pub struct ObservedReplica {
@@ -166,14 +163,13 @@ impl ReplicaState {
     fn of(mut values: StateValues<'_>) -> Self {
         let (egress, ingress) = (values.egress(), values.ingress());
         let (advertises, routes) = values.profile();
-        let short = |text: String| text.chars().take(MAX_REASON_LENGTH).collect();
         Self {
             device_id: values.text(state::DEVICE_ID).and_then(|id| DeviceId::parse(&id)),
             device_name: values.text(state::DEVICE_FQDN).and_then(|name| DeviceName::parse(&name)),
             device_ips: values.addresses(state::DEVICE_IPS),
-            pod_uid: values.filled(state::POD_UID).map(short),
-            reissue: values.text(state::REISSUE_AUTHKEY).map(short),
-            rejected_target: values.filled(state::REJECTED_TARGET).map(short),
+            pod_uid: values.filled(state::POD_UID),
+            reissue: values.text(state::REISSUE_AUTHKEY),
+            rejected_target: values.filled(state::REJECTED_TARGET),
             overlaps: values.overlaps(),
             egress,
             ingress,

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::api::{egress, ingress, state};
+use crate::model::base::bounded::{clean, is_clean};
 use crate::model::base::gzip;
 use crate::model::controller::workload::identity::DeviceAddresses;
 
@@ -25,6 +26,80 @@ const MAX_INGRESS_ELEMENTS: usize = 50_000;
 const MAX_NAMES: usize = 20_000;
 /// Maximum JSON elements of the device's addresses.
 const MAX_ADDRESSES: usize = 64;
+
+/// A value whose texts a Pod writes. They are bounded where it is parsed; names that nothing can have are removed.
+pub(super) trait PodTexts {
+    fn bound(&mut self);
+}
+
+impl PodTexts for String {
+    fn bound(&mut self) {
+        if !is_clean(self) {
+            *self = clean(std::mem::take(self));
+        }
+    }
+}
+
+impl<T: PodTexts> PodTexts for Option<T> {
+    fn bound(&mut self) {
+        self.iter_mut().for_each(T::bound);
+    }
+}
+
+impl<T: PodTexts> PodTexts for Vec<T> {
+    fn bound(&mut self) {
+        self.iter_mut().for_each(T::bound);
+    }
+}
+
+impl PodTexts for BTreeSet<String> {
+    fn bound(&mut self) {
+        self.retain(|name| is_clean(name));
+    }
+}
+
+impl<T: PodTexts> PodTexts for BTreeMap<String, T> {
+    fn bound(&mut self) {
+        self.retain(|name, value| {
+            value.bound();
+            is_clean(name)
+        });
+    }
+}
+
+/// Implements [`PodTexts`] for a type with texts in these fields and with others.
+macro_rules! bounded_fields {
+    ($($type:ty { $($text:ident),* $(; $($other:ident),*)? })*) => {$(
+        impl PodTexts for $type {
+            fn bound(&mut self) {
+                let Self { $($text,)* $($($other: _,)*)? } = self;
+                $($text.bound();)*
+            }
+        }
+    )*};
+}
+
+bounded_fields! {
+    egress::EgressStatus { pod_ipv4, pod_ipv6, services, fingerprint, rejected }
+    ReportedEgress { pod_ipv4, pod_ipv6, services, fingerprint, rejected }
+    egress::ServiceStatus { ports, tailnet_target_ips, tailnet_target }
+    egress::EgressTarget { ip, fqdn }
+    egress::PortMap { protocol; match_port, target_port }
+    ingress::IngressStatus { configs, pod_ipv4, pod_ipv6, fingerprint, rejected }
+    ingress::IngressService { ipv4, ipv6, external_name; proxy_protocol }
+    ingress::Mapping { tailscale_service_ip, cluster_ip }
+    Profile { advertise_services, advertise_routes }
+}
+
+/// Without texts.
+impl PodTexts for IgnoredAny {
+    fn bound(&mut self) {}
+}
+
+/// Without texts.
+impl PodTexts for BTreeMap<IpNet, IpAddr> {
+    fn bound(&mut self) {}
+}
 
 /// Values of a state Secret, and how many elements are left for those that are not parsed yet.
 pub(super) struct StateValues<'a> {
@@ -68,7 +143,7 @@ impl<'a> StateValues<'a> {
     }
 
     pub(super) fn text(&self, key: &str) -> Option<String> {
-        self.bytes(key).map(|value| String::from_utf8_lossy(value).trim().to_owned())
+        self.bytes(key).map(|value| clean(String::from_utf8_lossy(value).trim()))
     }
 
     /// A text that is not empty.
@@ -81,7 +156,7 @@ impl<'a> StateValues<'a> {
     }
 
     /// The complete egress status, else the shorter one.
-    fn egress_status<T: DeserializeOwned>(&mut self) -> Option<T> {
+    fn egress_status<T: DeserializeOwned + PodTexts>(&mut self) -> Option<T> {
         let unpacked = self.bytes(egress::KEY_COMPRESSED).and_then(|packed| gzip::unpack(packed, MAX_STATUS_SIZE).ok());
         let whole = unpacked.and_then(|text| self.parse(&text, MAX_ELEMENTS));
         whole.or_else(|| self.value(egress::KEY, MAX_ELEMENTS))
@@ -109,21 +184,22 @@ impl<'a> StateValues<'a> {
     }
 
     /// A list or map of names.
-    pub(super) fn names<T: DeserializeOwned + Default>(&mut self, key: &str) -> T {
+    pub(super) fn names<T: DeserializeOwned + Default + PodTexts>(&mut self, key: &str) -> T {
         self.value(key, MAX_NAMES).unwrap_or_default()
     }
 
-    fn value<T: DeserializeOwned>(&mut self, key: &str, max: usize) -> Option<T> {
+    fn value<T: DeserializeOwned + PodTexts>(&mut self, key: &str, max: usize) -> Option<T> {
         self.bytes(key).and_then(|text| self.parse(text, max))
     }
 
     /// Parses JSON; `None` if malformed, or with more elements than `max` or are left.
-    fn parse<T: DeserializeOwned>(&mut self, text: &[u8], max: usize) -> Option<T> {
+    fn parse<T: DeserializeOwned + PodTexts>(&mut self, text: &[u8], max: usize) -> Option<T> {
         let elements = text.iter().filter(|byte| matches!(byte, b'{' | b'[' | b',')).count();
         if elements > max.min(self.budget) {
             return None;
         }
-        let parsed = serde_json::from_slice(text).ok()?;
+        let mut parsed: T = serde_json::from_slice(text).ok()?;
+        parsed.bound();
         self.budget -= elements;
         Some(parsed)
     }
@@ -290,6 +366,59 @@ mod tests {
                     assert!(size >= 5_000_000, "{budget} {number} {beside}: {size} bytes are not the worst");
                 }
             }
+        }
+    }
+
+    /// All texts of a value, with the names of its maps.
+    fn texts(value: &serde_json::Value) -> Vec<String> {
+        match value {
+            serde_json::Value::String(text) => vec![text.clone()],
+            serde_json::Value::Array(list) => list.iter().flat_map(texts).collect(),
+            serde_json::Value::Object(fields) => {
+                fields.iter().flat_map(|(name, field)| [vec![name.clone()], texts(field)].concat()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_text_of_a_state_is_bounded_and_has_no_control_characters() {
+        let long = format!("\u{1b}[2J{}", "x".repeat(2_000));
+        let [name, list] = [serde_json::json!({"svc:a": long, &long: "b"}), serde_json::json!(["svc:a", long])];
+        let reasons = serde_json::json!({"a": [long], &long: ["b"]});
+        let target = serde_json::json!({"ip": long, "fqdn": long});
+        let service = serde_json::json!({"ports": [{"protocol": long}], "tailnetTargetIPs": [long], "tailnetTarget": target});
+        let served = serde_json::json!({"podIPv4": long, "podIPv6": long, "services": {"a": service, &long: service}, "fingerprint": long,
+            "rejected": reasons});
+        let mapping = serde_json::json!({"TailscaleServiceIP": long, "ClusterIP": long});
+        let config = serde_json::json!({"IPv4Mapping": mapping, "IPv6Mapping": mapping, "externalName": long});
+        let published = serde_json::json!({"configs": {"svc:a": config, &long: config}, "podIPv4": long, "podIPv6": long,
+            "fingerprint": long, "rejected": reasons});
+        let json = |value: &serde_json::Value| value.to_string().into_bytes();
+        let data = [
+            (state::DEVICE_ID, long.clone().into_bytes()),
+            (state::DEVICE_FQDN, long.clone().into_bytes()),
+            (state::DEVICE_IPS, json(&list)),
+            (state::POD_UID, long.clone().into_bytes()),
+            (state::REISSUE_AUTHKEY, long.clone().into_bytes()),
+            (state::REJECTED_TARGET, long.clone().into_bytes()),
+            (egress::KEY, json(&served)),
+            (ingress::KEY, json(&published)),
+            (state::FUNNEL_ERRORS, json(&name)),
+            (state::UNAPPROVED, json(&list)),
+            (state::CURRENT_PROFILE, b"p".to_vec()),
+            ("p", json(&serde_json::json!({"AdvertiseServices": list, "AdvertiseRoutes": list}))),
+        ];
+        let data: BTreeMap<_, _> = data.into_iter().map(|(key, value)| (key.to_owned(), ByteString(value))).collect();
+        let secret = Secret { data: Some(data), ..Secret::default() };
+        for (state, expected) in [(ReplicaState::read(&secret), 52), (ReplicaState::read_with_reasons(&secret), 53)] {
+            let ReplicaState { device_id, device_name, device_ips, pod_uid, reissue, rejected_target, egress, ingress, .. } = &state;
+            let ReplicaState { overlaps, funnel_errors, unapproved, no_https, advertises, routes, .. } = &state;
+            assert!(device_id.is_none() && device_name.is_none() && device_ips.is_empty() && overlaps.is_empty() && !no_https);
+            let values = serde_json::json!([pod_uid, reissue, rejected_target, egress, ingress, funnel_errors, unapproved, advertises, routes]);
+            let found = texts(&values);
+            assert!(found.iter().all(|text| is_clean(text)), "{found:#?}");
+            assert_eq!(found.len(), expected, "{found:#?}");
         }
     }
 
