@@ -141,7 +141,9 @@ impl Applier {
         }
         let (denied, requeue) = self.control(observed, pass.control).await?;
         self.services(&pass.services, &objects, When::After, setbacks).await?;
-        if let Some(finalizers) = dropped.filter(|_| denied.is_none() && objects.are_complete()) {
+        // Passes for a deleted group release its objects as well: one that others write without end holds it for minutes only.
+        let is_free = objects.are_complete() || observed.deletion_deadline_passed();
+        if let Some(finalizers) = dropped.filter(|_| denied.is_none() && is_free) {
             self.group_finalizers(observed, finalizers).await?;
         }
         self.group_status(observed, &update).await?;

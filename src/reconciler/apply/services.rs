@@ -76,8 +76,9 @@ impl<'a> UsersObjects<'a> {
         own.or_else(|| update.resource_version.clone())
     }
 
-    /// Whether a patch that was planned from an object is right for the object as it is now.
-    fn is_current(&self, update: &ObjectUpdate, patch: &Value, now: Value) -> bool {
+    /// A patch that was planned from an object, for the object as it is now; `None` if it is not right for that.
+    fn repeated(&self, update: &ObjectUpdate, patch: &Value, now: Value) -> Option<Value> {
+        let metadata = serde_json::from_value(now["metadata"].clone()).ok()?;
         let id = (update.namespace.clone(), update.name.clone());
         let own = self.state().written.get(&subject(update)).cloned();
         let planned = match (own, update.source) {
@@ -87,7 +88,8 @@ impl<'a> UsersObjects<'a> {
                 self.observed.publish.ingresses.get(&id).and_then(|object| serde_json::to_value(&**object).ok())
             }
         };
-        planned.zip(typed(update.source, now)).is_some_and(|(planned, now)| patch::is_current(patch, &planned, &now))
+        let (planned, now) = planned.zip(typed(update.source, now))?;
+        patch::repeated(patch, (update.finalizer, update.adds_finalizer), (&planned, &now), &metadata)
     }
 }
 
@@ -191,8 +193,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Patches an object. One that others write often is newer than the cache each time: while they change only what the patch was not
-    /// planned from, it is repeated with the version of now. The object's further writes are those of the next pass, which are planned from
+    /// Patches an object. One that others write often is newer than the cache each time: while they change only their finalizers and what the
+    /// patch was not planned from, it is repeated for the version of now. The object's further writes are those of the next pass, which are planned from
     /// all changes.
     async fn patch_current(
         &self,
@@ -209,11 +211,8 @@ impl Applier {
                 break;
             }
             let Some(now) = self.writes.look(resource, namespace, name).await? else { return Ok(None) };
-            let version = now["metadata"]["resourceVersion"].clone();
-            if !objects.is_current(update, patch, now) {
-                break;
-            }
-            patch["metadata"]["resourceVersion"] = version;
+            let Some(repeated) = objects.repeated(update, patch, now) else { break };
+            *patch = repeated;
             done = self.merge(resource, (namespace, name), part, patch).await;
             if done.is_ok() {
                 let mut state = objects.state();

@@ -188,7 +188,7 @@ fn released(work: &mut PlanPart<'_>, listed: Option<&ServiceList>, name: &str) -
         TailnetState::Ready { .. } => {}
         TailnetState::Asking => return false,
         TailnetState::Unavailable(why) => {
-            let (why, waited) = (why.clone(), work.deletion_deadline_passed());
+            let (why, waited) = (why.clone(), work.observed.deletion_deadline_passed());
             if waited {
                 left_behind(work, name, &why);
             }

@@ -168,6 +168,8 @@ pub struct ObjectUpdate {
     pub finalizers: Option<Vec<String>>,
     /// Whether that adds one of ours: before objects are created. One is removed after they are deleted.
     pub adds_finalizer: bool,
+    /// The finalizer that it adds or removes.
+    pub finalizer: &'static str,
     /// `spec.externalName` with its record, if changed.
     pub external_name: Option<ExternalNameUpdate>,
     /// Complete list of conditions, including those of others, if changed.
@@ -187,7 +189,7 @@ pub struct ExternalNameUpdate {
 
 impl ObjectUpdate {
     /// Update of an observed object that sets or removes a finalizer as `wanted` and changes nothing else.
-    pub(crate) fn new(source: PublishSource, metadata: &ObjectMeta, finalizer: &str, wanted: bool) -> Self {
+    pub(crate) fn new(source: PublishSource, metadata: &ObjectMeta, finalizer: &'static str, wanted: bool) -> Self {
         Self {
             source,
             namespace: metadata.namespace.clone().unwrap_or_default(),
@@ -196,6 +198,7 @@ impl ObjectUpdate {
             resource_version: metadata.resource_version.clone(),
             finalizers: finalizers::change(metadata, finalizer, wanted),
             adds_finalizer: wanted,
+            finalizer,
             external_name: None,
             conditions: None,
             load_balancer: None,

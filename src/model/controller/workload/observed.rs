@@ -39,6 +39,8 @@ use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::target_inputs::TargetInputs;
 use crate::model::ingress::certificate::Leaf;
 
+/// Time for which a workload's deletion waits for an unavailable control plane.
+pub(crate) const DELETION_TIMEOUT: Duration = Duration::from_mins(5);
 /// Bounds of the interval of requests that the control plane refuses.
 const MIN_REPEAT_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_REPEAT_INTERVAL: Duration = Duration::from_mins(10);
@@ -335,6 +337,11 @@ impl Observed {
     pub(crate) fn ends_since(&self) -> Option<Timestamp> {
         let deleted = self.metadata().and_then(|metadata| metadata.deletion_timestamp.as_ref()).map(|deleted| deleted.0);
         deleted.into_iter().chain(self.assignment.uninstall).min()
+    }
+
+    /// Whether its deletion has waited long enough for the control plane and for writes to users' objects.
+    pub(crate) fn deletion_deadline_passed(&self) -> bool {
+        self.ends_since().is_some_and(|since| elapsed(since, self.now) >= DELETION_TIMEOUT)
     }
 
     /// Whether a name has a certificate.

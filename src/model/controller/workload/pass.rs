@@ -1,7 +1,6 @@
 //! Inputs of a pass, and whose an existing object is.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -11,13 +10,10 @@ use crate::model::controller::workload::actions::Delete;
 use crate::model::controller::workload::objects::secrets::config_ref;
 use crate::model::controller::workload::objects::standalone_service::selected_app;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
-use crate::model::controller::workload::observed::{ControlPlaneError, Observed};
+use crate::model::controller::workload::observed::{ControlPlaneError, DELETION_TIMEOUT, Observed};
 use crate::model::controller::workload::readiness::elapsed;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::spec::WorkloadSpec;
-
-/// Time for which a workload's deletion waits for an unavailable control plane.
-pub(crate) const CONTROL_PLANE_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Inputs of every part of the planner.
 #[derive(Debug, Clone, Copy)]
@@ -48,12 +44,7 @@ impl<'a> Pass<'a> {
 
     /// Whether the workload's deletion continues despite a denial, because it has lasted too long.
     pub(crate) fn deletion_timed_out(&self, denial: &ControlPlaneError) -> bool {
-        self.deletion_deadline_passed() && elapsed(denial.since, self.observed.now) >= CONTROL_PLANE_TIMEOUT
-    }
-
-    /// Whether the workload's deletion has waited for the control plane long enough.
-    pub(crate) fn deletion_deadline_passed(&self) -> bool {
-        self.observed.ends_since().is_some_and(|since| elapsed(since, self.observed.now) >= CONTROL_PLANE_TIMEOUT)
+        self.observed.deletion_deadline_passed() && elapsed(denial.since, self.observed.now) >= DELETION_TIMEOUT
     }
 
     /// Whether an object of the proxies' namespace, of any state, is the workload's.

@@ -285,7 +285,7 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
             return false;
         }
         (TailnetState::Ready { .. }, Some(denial)) => &denial.why,
-        (TailnetState::Unavailable(_), _) if work.deletion_deadline_passed() => "it is unavailable",
+        (TailnetState::Unavailable(_), _) if work.observed.deletion_deadline_passed() => "it is unavailable",
         (TailnetState::Asking | TailnetState::Unavailable(_), _) => return false,
     };
     left_behind(work, (owner, ordinal), &what, why, then);
