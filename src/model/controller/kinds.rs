@@ -47,7 +47,7 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
         }
         (Some(group), _) => unmanaged::plan_unmanaged(&pass, group, memory),
     };
-    part.plan
+    part.finish()
 }
 
 /// Whether nothing of a workload remains: no Pod, no object in the proxies' namespace, and no finalizer of ours on the objects that it

@@ -3,6 +3,7 @@
 //! Each part of the planner returns one and sees no other. An up-to-date object is not written, a foreign one not overwritten, and one that
 //! is being deleted is waited for.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -50,7 +51,14 @@ impl<'a> Pass<'a> {
 }
 
 impl PlanPart<'_> {
-    /// Appends another part. An object is deleted once.
+    /// The complete plan. An object is deleted once.
+    pub(crate) fn finish(self) -> GroupPlan {
+        let (mut plan, mut deleted) = (self.plan, BTreeSet::new());
+        plan.delete.retain(|delete| deleted.insert(delete.object.clone()));
+        plan
+    }
+
+    /// Appends another part.
     pub(crate) fn add(&mut self, part: PlanPart<'_>) {
         let GroupPlan {
             apply,
@@ -71,11 +79,7 @@ impl PlanPart<'_> {
         let plan = &mut self.plan;
         plan.apply.extend(apply);
         plan.slices.extend(slices);
-        for delete in delete {
-            if plan.delete.iter().all(|planned| planned.object != delete.object) {
-                plan.delete.push(delete);
-            }
-        }
+        plan.delete.extend(delete);
         plan.control.extend(control);
         plan.group = group.or(plan.group.take());
         plan.services.extend(services);

@@ -1,6 +1,9 @@
 //! Cost of passes: numbers of writes and evaluations.
 
+use std::time::Instant;
+
 use super::*;
+use crate::model::controller::workload::actions::Delete;
 
 #[test]
 fn services_cost_three_writes_each() {
@@ -72,6 +75,27 @@ fn idle_pass_evaluates_no_service() {
         assert!(idle(&world.pass("pg")));
     }
     assert_eq!(world.memory.passes[&"pg".into()].evaluated(), before);
+}
+
+#[test]
+fn cost_of_deletions_is_linear() {
+    let observed = with_services(0).observe("pg");
+    let (spec, owner) = (spec(&observed), owner(&observed));
+    let pass = Pass { observed: &observed, spec: spec.as_ref(), owner: &owner };
+    let cost = |count: usize| {
+        let deletions = (0..count).map(|number| Delete { object: object(Kind::Service, &format!("ts-service-{number:06}")), uid: None });
+        let mut inner = pass.part();
+        inner.plan.delete = deletions.collect();
+        let begin = Instant::now();
+        let (mut part, mut whole) = (pass.part(), pass.part());
+        part.add(inner);
+        whole.add(part);
+        assert_eq!(whole.finish().delete.len(), count);
+        begin.elapsed()
+    };
+    let least = |count: usize| (0..3).map(|_| cost(count)).min().expect("three");
+    let (few, many) = (least(4_000), least(32_000));
+    assert!(many < 25 * few, "{few:?} {many:?}");
 }
 
 #[test]
