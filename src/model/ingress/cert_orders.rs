@@ -100,7 +100,7 @@ struct NameProgress {
     window: Option<RenewalWindow>,
     /// Time when this process observed the current certificate as new.
     renewed: Option<Duration>,
-    /// Time of the next request for the renewal window.
+    /// Time of the next request for the renewal window; `None` without a certificate.
     ask: Option<Duration>,
     doing: OrderPhase,
 }
@@ -172,7 +172,8 @@ impl Issuer {
             OrderEvent::Ended(name, end) => self.ended(name, end, now, random),
             OrderEvent::Stored(name, written) => self.stored(name, written, now.at),
             OrderEvent::Suggested(name, window, again) => {
-                if let Some(one) = self.names.get_mut(&name) {
+                let certified = |one: &&mut NameProgress| one.record.as_ref().is_some_and(|record| record.certificate.is_some());
+                if let Some(one) = self.names.get_mut(&name).filter(certified) {
                     one.window = window.or(one.window.take());
                     one.ask = Some(now.at + again.unwrap_or(RENEWAL_INFO_INTERVAL).clamp(MIN_SUGGESTION, MAX_SUGGESTION));
                 }
@@ -188,7 +189,7 @@ impl Issuer {
         }
         let id = |record: &Option<NameRecord>| record.as_ref()?.certificate.as_ref().map(|certificate| certificate.id.clone());
         if id(&one.record) != id(&record) {
-            (one.window, one.ask) = (None, Some(at));
+            (one.window, one.ask) = (None, id(&record).map(|_| at));
             one.renewed = one.record.as_ref().map(|_| at);
         }
         (one.record, one.since, one.stale) = (record, at, false);

@@ -130,6 +130,27 @@ fn late_conflict_after_a_newer_record_is_ignored() {
 }
 
 #[test]
+fn postponed_order_wakes_at_the_end_of_its_delay() {
+    let certificate = || Some(Certificate { id: "old".into(), from: wall(-80 * DAY), until: wall(10 * DAY) });
+    let own = |seconds| OrderNote { failures: 1, not_before: Some(wall(seconds)), ..OrderNote::default() };
+    let foreign = || OrderNote { by: "g-1".into(), ..OrderNote::default() };
+    for certificate in [None, certificate()] {
+        for (note, end) in [(own(600), 600), (foreign(), 7 * 60)] {
+            let mut issuer = leader();
+            let record = NameRecord { version: "1".into(), certificate: certificate.clone(), note };
+            issuer.step(OrderEvent::Seen("a".into(), Some(record)), at(0), 0.5);
+            // A response about an earlier certificate.
+            issuer.step(OrderEvent::Suggested("a".into(), None, Some(Duration::ZERO)), at(1), 0.5);
+            for now in [61, 200, end - 1] {
+                issuer.step(OrderEvent::Tick, at(now), 0.5);
+                assert_eq!(issuer.wake(), Some(at(end).at), "{certificate:?} {now}");
+            }
+            assert!(claims(&issuer.step(OrderEvent::Tick, at(end), 0.5)));
+        }
+    }
+}
+
+#[test]
 fn outage_backoff_is_short_and_keeps_a_longer_pause() {
     let issuer = Issuer::new("g-0", OrderTerms::ACME);
     let pause = |failures, outage| {
