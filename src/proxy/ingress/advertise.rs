@@ -56,23 +56,23 @@ pub struct AdvertiseOutputs {
 
 /// Decides after each change of an input; ends when a sender is dropped.
 pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutputs) {
-    let mut deadline = None;
+    let mut deadline: Option<(u64, Instant)> = None;
     loop {
         let (view, StartProgress { start, tried }) = inputs.view(how);
         if let Some(wanted) = view.serve_config() {
             put(&outputs.wanted, Some(Arc::new(wanted)));
         }
-        let facts = view.inputs();
+        let (facts, running) = (view.inputs(), view.daemon.running);
         if view.is_complete() && tried {
             put(&outputs.advertised, facts.advertised());
         }
-        if start.is_none() {
-            deadline = None;
-        }
-        let due = start.map(|_| *deadline.get_or_insert_with(|| Instant::now() + MAX_READINESS_DELAY));
+        // Each start has one wait, from the first connection on: reconnects do not restart it.
+        let begun = deadline.filter(|(of, _)| *of == start);
+        deadline = begun.or_else(|| running.then(|| (start, Instant::now() + MAX_READINESS_DELAY)));
+        let due = deadline.map(|(_, due)| due);
         let late = due.is_some_and(|due| Instant::now() >= due);
         let mut status = view.status(&facts);
-        let done = view.is_complete() && (status.waiting.is_empty() || late);
+        let done = running && view.is_complete() && (status.waiting.is_empty() || late);
         follow(&mut status, &outputs.status.borrow(), start, done, late);
         put(&outputs.status, status);
         tokio::select! {
@@ -83,8 +83,8 @@ pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutpu
 }
 
 /// Carries over the settled start of tailscaled and logs changes since `before`.
-fn follow(status: &mut AdvertiseStatus, before: &AdvertiseStatus, start: Option<u64>, done: bool, late: bool) {
-    status.settled = start.filter(|start| done || before.settled == Some(*start));
+fn follow(status: &mut AdvertiseStatus, before: &AdvertiseStatus, start: u64, done: bool, late: bool) {
+    status.settled = Some(start).filter(|start| done || before.settled == Some(*start));
     if late && status.settled.is_some() && before.settled != status.settled && !status.waiting.is_empty() {
         tracing::warn!(waiting = ?status.waiting, "services are not advertised and approved; no longer waiting for them");
     }
@@ -95,8 +95,8 @@ fn follow(status: &mut AdvertiseStatus, before: &AdvertiseStatus, start: Option<
 }
 
 struct StartProgress {
-    /// Number of restarts of tailscaled; `None` while disconnected.
-    start: Option<u64>,
+    /// Number of restarts of tailscaled.
+    start: u64,
     /// Peer warm-up is finished or not required.
     tried: bool,
 }
@@ -122,7 +122,7 @@ impl Inputs {
             serving: self.serving.borrow_and_update().config.clone(),
         };
         let tried = self.paths.as_mut().is_none_or(|paths| paths.borrow_and_update().start.is_some());
-        (view, StartProgress { start: running.then_some(daemon.restarts), tried })
+        (view, StartProgress { start: daemon.restarts, tried })
     }
 
     async fn changed(&mut self) -> Result<(), watch::error::RecvError> {
@@ -137,5 +137,60 @@ impl Inputs {
             Ok(()) = changed(&mut self.paths) => Ok(()),
             changed = self.withdrawal.changed() => changed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn interrupted_connection_to_tailscaled_does_not_restart_the_wait_for_a_withheld_service() {
+        let state = |phase, restarts| DaemonState {
+            phase,
+            restarts,
+            configured: Some(Arc::new(["svc:withheld".to_owned()].into())),
+            ..DaemonState::default()
+        };
+        let (daemon, daemon_seen) = watch::channel(state(DaemonPhase::Down, 0));
+        let ((_netmap, netmap), (_withdrawal, withdrawal)) = (watch::channel(None), watch::channel(WithdrawalProgress::default()));
+        let inputs = Inputs {
+            daemon: daemon_seen,
+            netmap,
+            served: watch::channel(Some(Arc::default())).1,
+            ingress: watch::channel(Some(Arc::default())).1,
+            programmed: watch::channel(Programmed::default()).1,
+            in_place: watch::channel(Arc::default()).1,
+            serving: watch::channel(ServeStatus::default()).1,
+            paths: None,
+            withdrawal,
+        };
+        let (status_sender, status) = watch::channel(AdvertiseStatus::default());
+        let (wanted, advertised) = (watch::channel(None).0, watch::channel(Advertised::default()).0);
+        let task = tokio::spawn(run(inputs, AdvertiseMode::default(), AdvertiseOutputs { wanted, advertised, status: status_sender }));
+        // Phase, restarts, seconds in it, and the settled start at their end.
+        let steps = [
+            (DaemonPhase::Spawned, 0, 90, None),
+            (DaemonPhase::Running, 0, 30, None),
+            (DaemonPhase::Degraded, 0, 20, None),
+            (DaemonPhase::Running, 0, 9, None),
+            (DaemonPhase::Running, 0, 2, Some(0)),
+            (DaemonPhase::Degraded, 0, 600, Some(0)),
+            (DaemonPhase::Running, 0, 1, Some(0)),
+            (DaemonPhase::Down, 0, 1, Some(0)),
+            (DaemonPhase::Spawned, 1, 1, None),
+            (DaemonPhase::Running, 1, 30, None),
+            (DaemonPhase::Degraded, 1, 40, None),
+            (DaemonPhase::Running, 1, 1, Some(1)),
+        ];
+        for (step, (phase, restarts, seconds, settled)) in steps.into_iter().enumerate() {
+            daemon.send_replace(state(phase, restarts));
+            sleep(Duration::from_secs(seconds)).await;
+            assert_eq!(status.borrow().settled, settled, "step {step}");
+            assert!(status.borrow().waiting.contains_key("svc:withheld"));
+        }
+        task.abort();
     }
 }
