@@ -1,29 +1,47 @@
 //! Client identities: WhoIs of tailscaled, with a short cache.
+//!
+//! An identity is used for [`CACHE_TTL`] since the start of its lookup, also while tailscaled does not answer. It is looked up again from
+//! [`REFRESH_AGE`] on, while requests use the cached one. An address has one lookup at a time. Requests wait for it until [`MAX_WAIT`]
+//! after its start: a hanging tailscaled delays a request by a second, and those that follow not at all.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tokio::time::Instant;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use tokio::time::{Instant, timeout_at};
 
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::front_end::vhosts::identity::ClientIdentity;
 
-/// Cache time: changes of a node's user or grants apply after this.
+/// Maximum age of an identity: changes of a node's user or grants apply after this.
 const CACHE_TTL: Duration = Duration::from_secs(20);
-/// Maximum cached clients.
+/// Age from which an identity is looked up again.
+const REFRESH_AGE: Duration = Duration::from_secs(10);
+/// Maximum wait of a request, since the start of the lookup.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+/// Maximum cached clients, and concurrent lookups.
 const MAX_CLIENTS: usize = 4096;
 
 /// WhoIs lookup of an address; `None` if unknown.
 pub type WhoIsLookup = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<ClientIdentity>, LocalApiError>> + Send + Sync>;
 
-type CachedIdentity = (Instant, Option<Arc<ClientIdentity>>);
+type CachedIdentity = Option<Arc<ClientIdentity>>;
+type Lookup = Shared<BoxFuture<'static, CachedIdentity>>;
 
 pub(super) struct Identify {
     ask: Option<WhoIsLookup>,
-    cache: Mutex<HashMap<IpAddr, CachedIdentity>>,
+    clients: Arc<Mutex<Clients>>,
+}
+
+#[derive(Default)]
+struct Clients {
+    /// Identities, with the starts of their lookups.
+    cache: HashMap<IpAddr, (Instant, CachedIdentity)>,
+    /// Lookups in progress, with their starts.
+    lookups: HashMap<IpAddr, (Instant, Lookup)>,
 }
 
 impl std::fmt::Debug for Identify {
@@ -43,31 +61,115 @@ pub fn by(api: LocalApi) -> WhoIsLookup {
 impl Identify {
     /// Without lookup, all clients are unknown.
     pub(super) fn new(ask: Option<WhoIsLookup>) -> Self {
-        Self { ask, cache: Mutex::default() }
+        Self { ask, clients: Arc::default() }
     }
 
     /// Identity of a client; `None` if unknown or tailscaled is unavailable.
-    pub(super) async fn who(&self, client: SocketAddr) -> Option<Arc<ClientIdentity>> {
-        let ask = self.ask.as_ref()?;
-        if let Some((at, identity)) = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&client.ip())
-            && at.elapsed() < CACHE_TTL
-        {
-            return identity.clone();
-        }
-        let identity = match ask(client).await {
-            Ok(identity) => identity.map(Arc::new),
-            Err(error) => {
-                tracing::debug!(reason = error.reason(), "whois for {client} failed: {error}");
-                return None;
+    pub(super) async fn who(&self, client: SocketAddr) -> CachedIdentity {
+        let (ask, ip) = (self.ask.as_ref()?, client.ip());
+        let (start, lookup) = {
+            let mut clients = lock(&self.clients);
+            let cached = clients.cache.get(&ip).map(|(at, identity)| (at.elapsed(), identity.clone()));
+            let cached = cached.filter(|(age, _)| *age < CACHE_TTL);
+            let is_due = cached.as_ref().is_none_or(|(age, _)| *age >= REFRESH_AGE);
+            if is_due && !clients.lookups.contains_key(&ip) && clients.lookups.len() < MAX_CLIENTS {
+                let lookup = look_up(ask, client, Arc::clone(&self.clients));
+                tokio::spawn(lookup.clone());
+                clients.lookups.insert(ip, (Instant::now(), lookup));
+            }
+            match cached {
+                Some((_, identity)) => return identity,
+                None => clients.lookups.get(&ip).cloned()?,
             }
         };
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() >= MAX_CLIENTS {
-            cache.retain(|_, (at, _)| at.elapsed() < CACHE_TTL);
-        }
-        if cache.len() < MAX_CLIENTS {
-            cache.insert(client.ip(), (Instant::now(), identity.clone()));
-        }
+        timeout_at(start + MAX_WAIT, lookup).await.ok().flatten()
+    }
+}
+
+/// Looks up a client, and stores the answer.
+fn look_up(ask: &WhoIsLookup, client: SocketAddr, clients: Arc<Mutex<Clients>>) -> Lookup {
+    let (start, answer) = (Instant::now(), ask(client));
+    let lookup = async move {
+        let answer = answer.await;
+        let mut clients = lock(&clients);
+        clients.lookups.remove(&client.ip());
+        let identity = answer.inspect_err(|error| tracing::debug!(reason = error.reason(), "whois for {client} failed: {error}")).ok()?;
+        let identity = identity.map(Arc::new);
+        clients.store(client.ip(), start, identity.clone());
         identity
+    };
+    lookup.boxed().shared()
+}
+
+impl Clients {
+    fn store(&mut self, ip: IpAddr, start: Instant, identity: CachedIdentity) {
+        if self.cache.len() >= MAX_CLIENTS {
+            self.cache.retain(|_, (at, _)| at.elapsed() < CACHE_TTL);
+        }
+        if self.cache.len() < MAX_CLIENTS || self.cache.contains_key(&ip) {
+            self.cache.insert(ip, (start, identity));
+        }
+    }
+}
+
+fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
+    clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::join_all;
+    use tokio::time::{sleep, sleep_until};
+
+    use super::*;
+    use crate::model::front_end::vhosts::identity::User;
+
+    const HANG: std::ops::Range<u64> = 30..75;
+    const REFUSAL: std::ops::Range<u64> = 75..90;
+
+    /// tailscaled that hangs, then refuses connections, then works again. Users have the second of the lookup as their name.
+    fn tailscaled(begin: Instant, running: Arc<AtomicUsize>, most: Arc<AtomicUsize>) -> WhoIsLookup {
+        Arc::new(move |_| {
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            Box::pin(async move {
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                let (second, after) = (begin.elapsed().as_secs(), Duration::from_secs(5));
+                if HANG.contains(&second) {
+                    sleep(after).await;
+                }
+                running.fetch_sub(1, Ordering::SeqCst);
+                if HANG.contains(&second) || REFUSAL.contains(&second) {
+                    return Err(LocalApiError::Deadline { call: "whois", after });
+                }
+                let user = User { login: second.to_string(), ..User::default() };
+                Ok(Some(ClientIdentity { user: Some(user), ..ClientIdentity::default() }))
+            })
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hanging_tailscaled_delays_a_request_by_a_second_and_no_identity_is_older_than_promised() {
+        let (begin, most) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+        let identify = Identify::new(Some(tailscaled(begin, Arc::default(), Arc::clone(&most))));
+        let mut waited = Duration::ZERO;
+        for second in 0..120 {
+            sleep_until(begin + Duration::from_secs(second)).await;
+            let asked = Instant::now();
+            let requests = (1..=3).map(|port| identify.who(SocketAddr::from(([100, 64, 0, 9], port))));
+            let answers = join_all(requests).await;
+            let took = asked.elapsed();
+            assert!(took <= MAX_WAIT + Duration::from_millis(10), "{took:?} at {second}");
+            waited += took;
+            for identity in answers {
+                let of = identity.and_then(|identity| identity.user.as_ref()?.login.parse::<u64>().ok());
+                // The last answer before the hang is of second 20.
+                assert_eq!(of.is_some(), !(40..REFUSAL.end).contains(&second), "{second}");
+                assert!(of.is_none_or(|of| Duration::from_secs(second - of) < CACHE_TTL), "{of:?} at {second}");
+            }
+        }
+        assert_eq!(most.load(Ordering::SeqCst), 1, "one lookup of an address at a time");
+        assert!(waited <= Duration::from_secs(9), "a lookup that hangs delays only the requests of its first second: {waited:?}");
     }
 }
