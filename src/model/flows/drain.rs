@@ -97,7 +97,7 @@ impl Deletion {
 /// kubelet calls the hook before it sends SIGTERM, within the grace period. Any client can call the hook too, so calls count for nothing.
 pub fn available(drain_timeout: Duration, deletion: Option<Deletion>, hook: Duration, now: Duration) -> Duration {
     let Some(Deletion { grace, began }) = deletion else { return drain_timeout.saturating_sub(hook) };
-    // Without a hook SIGTERM follows at once; with one, clocks may differ.
+    // Without a hook SIGTERM follows at once; a hook ends at its limit. A longer time is a difference of clocks.
     let elapsed = began.map_or(Duration::ZERO, |began| now.saturating_sub(began)).min(hook);
     drain_timeout.min(grace.saturating_sub(elapsed)).max(MIN_GRACE.min(drain_timeout))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream;
 use hyper::StatusCode;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{SnapshotSources, lines};
 use crate::model::flows::prestop_hook::{DrainingServices, HealthProbe, HookVerdict};
@@ -43,18 +43,28 @@ impl Drop for RunningCall<'_> {
     }
 }
 
-/// Waits until no service is routed here, at most for [`SnapshotSources::patience`].
+/// Waits until no service is routed here, at most for [`SnapshotSources::patience`]: the drain has the rest of the grace period.
 pub(super) async fn hook(sources: Arc<SnapshotSources>, from: IpAddr) -> AdminResponse {
-    let start = Instant::now();
     let Some(_call) = RunningCall::begin(&sources, from) else {
         return text(StatusCode::TOO_MANY_REQUESTS, "another call of this address is in progress\n");
     };
     let Some(endpoints) = endpoints(&sources) else { return text(StatusCode::OK, "safe to terminate") };
+    let mut routed: Vec<_> = endpoints.keys().cloned().collect();
+    if timeout(sources.patience, probe_until_drained(&sources, &endpoints, &mut routed)).await.is_ok() {
+        return text(StatusCode::OK, "safe to terminate");
+    }
+    tracing::warn!(services = routed.len(), "drain deadline reached; services may still be advertised by this replica");
+    text(StatusCode::GATEWAY_TIMEOUT, format!("services that may still be routed here:\n{}", lines(&routed)))
+}
+
+/// Probes in rounds until no service is routed here. `routed` are those that may be, after the last round.
+async fn probe_until_drained(sources: &SnapshotSources, endpoints: &BTreeMap<Arc<str>, String>, routed: &mut Vec<Arc<str>>) {
+    let start = Instant::now();
     let mut leaving = DrainingServices::new(sources.own(), endpoints.keys().cloned(), start.elapsed());
     loop {
         leaving.counted(sources.flows().await, start.elapsed());
         let probed: Vec<(Arc<str>, Vec<HealthProbe>)> = stream::iter(leaving.to_ask())
-            .map(|service| probe(&sources, &leaving, service, &endpoints))
+            .map(|service| probe(sources, &leaving, service, endpoints))
             .buffer_unordered(AT_ONCE)
             .collect()
             .await;
@@ -62,14 +72,11 @@ pub(super) async fn hook(sources: Arc<SnapshotSources>, from: IpAddr) -> AdminRe
             leaving.probed(&service, &probes);
         }
         let (rest, still) = match leaving.verdict(start.elapsed()) {
-            HookVerdict::Drained => return text(StatusCode::OK, "safe to terminate"),
+            HookVerdict::Drained => return,
             HookVerdict::Settling(remaining) => (remaining.min(ROUND_INTERVAL), Vec::new()),
             HookVerdict::Routed(services) => (ROUND_INTERVAL, services),
         };
-        if start.elapsed() + rest > sources.patience {
-            tracing::warn!(services = still.len(), "drain deadline reached; services may still be advertised by this replica");
-            return text(StatusCode::GATEWAY_TIMEOUT, format!("services that may still be routed here:\n{}", lines(&still)));
-        }
+        *routed = still;
         sleep(rest).await;
     }
 }

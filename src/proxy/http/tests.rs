@@ -307,6 +307,30 @@ async fn prestop_hook_times_out_and_names_routed_services() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn prestop_hook_ends_at_its_limit_however_many_services_are_silent() {
+    // Services, and the seconds until each probe of one fails.
+    for (services, seconds, status) in [(2, 0, 200), (64, 3, 200), (1000, 0, 200), (1000, 3, 504), (1, 600, 504)] {
+        let mut lab = lab();
+        lab.ready();
+        let service = |n: u32| (format!("s{n}"), serde_json::json!({"healthCheckEndpoint": "http://s/healthz", "ports": []}));
+        let config: serde_json::Map<_, _> = (0..services).map(service).collect();
+        let config = EgressConfig::parse(serde_json::Value::from(config).to_string().as_bytes()).expect("a config");
+        lab.egress.send_modify(|state| state.document = Some(Arc::new(EgressDocument { config: Arc::new(config), hep_pings: 3 })));
+        let ping = move |_| -> futures_util::future::BoxFuture<'static, HealthProbe> {
+            Box::pin(async move {
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                HealthProbe::Silent
+            })
+        };
+        Arc::get_mut(&mut lab.sources).expect("one owner").ping = Arc::new(ping);
+        let began = Instant::now();
+        let answer = hook(&lab, "192.0.2.1").await;
+        assert!(began.elapsed() <= lab.sources.patience, "{services} services: {:?}", began.elapsed());
+        assert_eq!(answer.status().as_u16(), status, "{services} services, {seconds} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn address_has_one_prestop_hook_call_at_a_time() {
     let lab = lab();
     lab.ready();
