@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::{FuturesUnordered, StreamExt, poll_fn};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::cache::WatchRole;
@@ -39,6 +39,10 @@ const TURN_INTERVAL: Duration = Duration::from_millis(50);
 const TURNS_PER_READ: u32 = 2;
 /// Interval of attempts to change Pods.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(300);
+/// Marks whose Events wait to be written; further ones are in the log only.
+const MAX_WAITING_EVENTS: usize = 1000;
+/// Events about marks that are written concurrently.
+const EVENTS_AT_ONCE: usize = 16;
 /// End of a permission that does not end.
 const ENDLESS_PERIOD: Duration = Duration::from_hours(24 * 365 * 30);
 /// Pause after a request without response: it may still take effect, so another replica must not be marked before.
@@ -206,14 +210,17 @@ impl Failover {
 
     /// Makes Pods of lost replicas unready while this process holds the Lease.
     async fn mark_lost(&self) {
-        let (mut suspected, mut leading) = (self.suspected.subscribe(), self.leading.subscribe());
-        while suspected.wait_for(|workloads| !workloads.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
-            let again = tokio::time::Instant::now() + CHANGE_INTERVAL;
-            let workloads = self.suspected.borrow().clone();
-            let pauses = join_all(workloads.iter().map(|workload| self.attempt(workload))).await;
-            sleep_until(again).await;
-            sleep(pauses.into_iter().max().unwrap_or_default()).await;
-        }
+        let marks = |marked: mpsc::Sender<ReplicaPod>| async move {
+            let (mut suspected, mut leading) = (self.suspected.subscribe(), self.leading.subscribe());
+            while suspected.wait_for(|workloads| !workloads.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
+                let again = tokio::time::Instant::now() + CHANGE_INTERVAL;
+                let workloads = self.suspected.borrow().clone();
+                let pauses = join_all(workloads.iter().map(|workload| self.attempt(workload, &marked))).await;
+                sleep_until(again).await;
+                sleep(pauses.into_iter().max().unwrap_or_default()).await;
+            }
+        };
+        report_beside(marks, |pod| self.report_loss(pod)).await;
     }
 
     /// Removes notes of replicas that this process reaches.
@@ -257,8 +264,8 @@ impl Failover {
     }
 
     /// Changes Pods of a workload; returns the minimum pause before the next attempt.
-    async fn attempt(&self, workload: &WorkloadKey) -> Duration {
-        let done = self.mark(workload).await;
+    async fn attempt(&self, workload: &WorkloadKey, marked: &mpsc::Sender<ReplicaPod>) -> Duration {
+        let done = self.mark(workload, marked).await;
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = done else {
             *logged = None;
@@ -275,22 +282,15 @@ impl Failover {
         if is_known { Duration::ZERO } else { UNKNOWN_OUTCOME_WAIT }
     }
 
-    /// Suspects or marks replicas of a workload, then writes Events about new marks: a slow write delays no mark.
-    async fn mark(&self, workload: &WorkloadKey) -> Result<(), KubeError> {
-        let mut marked = Vec::new();
-        let done = loop {
-            match self.mark_next(workload).await {
-                Ok(Some(change)) => marked.extend(change.is_first_mark().then_some(change.pod)),
-                Ok(None) => break Ok(()),
-                Err(error) => break Err(error),
+    /// Suspects or marks replicas of a workload; sends new marks.
+    async fn mark(&self, workload: &WorkloadKey, marked: &mpsc::Sender<ReplicaPod>) -> Result<(), KubeError> {
+        while let Some(change) = self.mark_next(workload).await? {
+            if change.is_first_mark() {
+                // The log has the mark in any case.
+                let _ = marked.try_send(change.pod);
             }
-        };
-        let effect = if workload.is_standalone() { "the waiting Pod takes over" } else { "made its Pod unready" };
-        for ReplicaPod { name, node, .. } in marked {
-            let message = format!("replica {name} on node {node} does not answer health probes: {effect}");
-            self.report(&self.events, workload, true, reason::REPLICA_LOST, &message).await;
         }
-        done
+        Ok(())
     }
 
     /// Reads the Pods of a workload, and changes one. Each change is confirmed by Pods read after the change before.
@@ -341,6 +341,13 @@ impl Failover {
         Ok(())
     }
 
+    async fn report_loss(&self, pod: ReplicaPod) {
+        let ReplicaPod { name, node, workload, .. } = &pod;
+        let effect = if workload.is_standalone() { "the waiting Pod takes over" } else { "made its Pod unready" };
+        let message = format!("replica {name} on node {node} does not answer health probes: {effect}");
+        self.report(&self.events, workload, true, reason::REPLICA_LOST, &message).await;
+    }
+
     async fn report_return(&self, pod: ReplicaPod) {
         let ReplicaPod { name, node, workload, .. } = &pod;
         tracing::info!(proxygroup = workload.label(), pod = name, node, "lost replica answers health probes again");
@@ -371,6 +378,42 @@ impl Failover {
     }
 }
 
+/// Reports marks beside the work that sends them: a slow Event delays no mark.
+async fn report_beside<T, W, R>(marks: impl FnOnce(mpsc::Sender<T>) -> W, report: impl FnMut(T) -> R)
+where
+    W: Future<Output = ()>,
+    R: Future<Output = ()>,
+{
+    let (marked, mut reports) = mpsc::channel(MAX_WAITING_EVENTS);
+    let reports = poll_fn(move |context| reports.poll_recv(context));
+    tokio::join!(marks(marked), reports.for_each_concurrent(EVENTS_AT_ONCE, report));
+}
+
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_event_of_a_lost_replica_delays_no_mark() {
+        let (begin, written, slow) = (tokio::time::Instant::now(), AtomicU32::new(0), Duration::from_secs(2));
+        let marks = |marked: mpsc::Sender<u32>| async move {
+            for mark in 1..=10 {
+                sleep(CHANGE_INTERVAL).await;
+                marked.try_send(mark).expect("room");
+                assert_eq!(begin.elapsed(), CHANGE_INTERVAL * mark);
+            }
+        };
+        let report = async |_| {
+            sleep(slow).await;
+            written.fetch_add(1, Ordering::Relaxed);
+        };
+        report_beside(marks, report).await;
+        assert_eq!((written.into_inner(), begin.elapsed()), (10, CHANGE_INTERVAL * 10 + slow));
+    }
 }
