@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{self, timeout, timeout_at};
+use tokio::time::{self, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::raw_tcp::{ProbeError, RawTcpSockets};
@@ -147,17 +147,12 @@ impl FlowCleaner {
     pub async fn run(mut self) {
         let mut rested = time::Instant::now();
         while self.receive().await {
-            while self.is_forwarding()
-                && let Ok(more) = timeout_at(rested, self.receive()).await
-            {
-                if !more {
-                    return;
-                }
+            if self.is_forwarding() && !self.receive_until(rested).await {
+                return;
             }
             let begun = time::Instant::now();
             while !self.clean_up().await {
-                // Include rulesets that were applied meanwhile.
-                if timeout(RETRY_INTERVAL, self.receive()).await == Ok(false) {
+                if !self.receive_until(time::Instant::now() + RETRY_INTERVAL).await {
                     return;
                 }
             }
@@ -171,6 +166,19 @@ impl FlowCleaner {
         match &mut self.change {
             Some(change) => change.add(applied),
             none => *none = Some(PendingChanges::of(applied, false)),
+        }
+        true
+    }
+
+    /// Receives changes until `end`: none of them shortens a pause, except one that ends forwarding. False after the last.
+    async fn receive_until(&mut self, end: time::Instant) -> bool {
+        while let Ok(more) = timeout_at(end, self.receive()).await {
+            if !more {
+                return false;
+            }
+            if !self.is_forwarding() {
+                break;
+            }
         }
         true
     }
@@ -261,5 +269,30 @@ mod tests {
         assert!(change.is_audit(), "another writer changed and reverted it");
         let reachable = |ip: &str| change.reachable(ip.parse().expect("an address"));
         assert!(reachable("10.1.0.1") && !reachable("10.2.0.1") && reachable("10.3.0.1") && !reachable("100.64.0.1"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_shorten_no_pause_until_forwarding_ends() {
+        let (sender, applied) = mpsc::unbounded_channel();
+        let (mut cleaner, _ended) = FlowCleaner::new(applied);
+        let empty = Ruleset::empty(InterfaceName::tailscale0());
+        let mut forwarding = empty.clone();
+        forwarding.from_cluster.insert(IpAddr::from([10, 0, 0, 5]), [IpAddr::from([100, 64, 0, 2])].into());
+        assert!(forwarding.forwards() && !empty.forwards());
+        let changes = tokio::spawn(async move {
+            for _ in 0..25 {
+                sender.send(Applied { rules: forwarding.clone(), netmap: None }).expect("a receiver");
+                time::sleep(Duration::from_millis(100)).await;
+            }
+            sender.send(Applied { rules: empty, netmap: None }).expect("a receiver");
+        });
+        let start = time::Instant::now();
+        let pause = || time::Instant::now() + RETRY_INTERVAL;
+        for end in [1000, 2000, 2500] {
+            assert!(cleaner.receive_until(pause()).await);
+            assert_eq!(start.elapsed().as_millis(), end);
+        }
+        assert!(!cleaner.receive_until(pause()).await, "the sender is gone");
+        changes.await.expect("no panic");
     }
 }
