@@ -53,9 +53,14 @@ pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<ServeSt
                     retry.reset();
                     POLL_INTERVAL
                 }
-                Ok(false) => Duration::ZERO,
+                Ok(false) => {
+                    if retry.failures() > 0 {
+                        failed(&state, "Conflict", "another program changes it at the same time");
+                    }
+                    retry.next(fastrand::f64())
+                }
                 Err(error) => {
-                    failed(&state, &error);
+                    failed(&state, error.reason(), &error.to_string());
                     retry.next(fastrand::f64())
                 }
             };
@@ -109,13 +114,65 @@ async fn bring(api: &LocalApi, wanted: &Arc<ServeConfig>, start: u64, state: &wa
 }
 
 /// Records an error; the previous config stays.
-fn failed(state: &watch::Sender<ServeStatus>, error: &LocalApiError) {
+fn failed(state: &watch::Sender<ServeStatus>, reason: &'static str, error: &str) {
     state.send_if_modified(|state| {
-        let unchanged = state.fault.as_ref().is_some_and(|(kind, _)| *kind == error.reason());
+        let unchanged = state.fault.as_ref().is_some_and(|(kind, _)| *kind == reason);
         if !unchanged {
-            tracing::warn!(reason = error.reason(), "cannot apply the serve config, retrying: {error}");
+            tracing::warn!(reason, "cannot apply the serve config, retrying: {error}");
         }
-        state.fault = Some((error.reason(), error.to_string()));
+        state.fault = Some((reason, error.to_owned()));
         !unchanged
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixListener;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::api::serve::ServiceConfig;
+
+    /// tailscaled whose serve config another program changes before each write.
+    async fn contend(listener: UnixListener, writes: Arc<AtomicU32>) {
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let writes = Arc::clone(&writes);
+            tokio::spawn(async move {
+                let mut request = vec![0; 4096];
+                let length = stream.read(&mut request).await.expect("a request");
+                let answer = if request[..length].starts_with(b"POST") {
+                    writes.fetch_add(1, Ordering::SeqCst);
+                    "HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n"
+                } else {
+                    "HTTP/1.1 200 OK\r\nEtag: \"1\"\r\nContent-Length: 2\r\n\r\n{}"
+                };
+                stream.write_all(answer.as_bytes()).await.expect("answered");
+                drop(stream.read_to_end(&mut Vec::new()).await);
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn write_conflicts_are_retried_with_backoff_and_reported() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (socket, writes) = (dir.path().join("socket"), Arc::new(AtomicU32::new(0)));
+        let server = tokio::spawn(contend(UnixListener::bind(&socket).expect("a socket"), Arc::clone(&writes)));
+        let wanted = ServeConfig { services: [("svc:a".to_owned(), ServiceConfig::default())].into(), ..ServeConfig::default() };
+        let (_daemon, daemon) = watch::channel(DaemonState { phase: DaemonPhase::Running, ..DaemonState::default() });
+        let (_wanted, wanted) = watch::channel(Some(Arc::new(wanted)));
+        let (state, mut status) = watch::channel(ServeStatus::default());
+        let task = tokio::spawn(run(LocalApi::new(&socket), Inputs { daemon, wanted }, state));
+        sleep(Duration::from_secs(1)).await;
+        // After 0, 200, 600 ms.
+        let writes = writes.load(Ordering::SeqCst);
+        assert!(writes <= 4, "{writes} writes in a second");
+        let fault = status.wait_for(|status| status.fault.is_some()).await.expect("a writer").fault.clone();
+        assert_eq!(fault.map(|(reason, _)| reason), Some("Conflict"));
+        task.abort();
+        server.abort();
+    }
 }
