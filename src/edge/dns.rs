@@ -41,7 +41,7 @@ impl DnsError {
     }
 }
 
-/// DNS servers of a `resolv.conf`, reloaded when the file changes.
+/// DNS servers of a `resolv.conf`, reloaded when the file changes. The last good ones stay in use.
 pub struct Dns {
     path: PathBuf,
     loaded: Option<(Vec<u8>, Arc<Client>)>,
@@ -65,8 +65,18 @@ impl Dns {
         Self { path: resolv_conf.to_owned(), loaded: None }
     }
 
-    /// Returns a client for the current servers of the file. Fails if the file has none; earlier clients remain usable.
+    /// Returns a client for the servers of the file. While it has none, for those that it had last; fails if it never had any.
     pub async fn client(&mut self) -> Result<Arc<Client>, DnsError> {
+        match (self.load().await, &self.loaded) {
+            (Err(error), Some((_, client))) => {
+                tracing::warn!(reason = error.reason(), "the last DNS servers stay in use: {error}");
+                Ok(Arc::clone(client))
+            }
+            (loaded, _) => loaded,
+        }
+    }
+
+    async fn load(&mut self) -> Result<Arc<Client>, DnsError> {
         let read = tokio::fs::read(&self.path).await;
         let text = read.map_err(|source| DnsError::ResolvConfUnreadable { path: self.path.clone(), source })?;
         if let Some((loaded_text, client)) = &self.loaded
@@ -148,4 +158,35 @@ fn literal(ip: IpAddr) -> LookupOutcome {
     let own = FamilyRecords { addresses: std::iter::once(ip).collect(), ttl: MAX_INTERVAL };
     let none = FamilyRecords::default();
     if ip.is_ipv4() { LookupOutcome { v4: Ok(own), v6: Ok(none) } } else { LookupOutcome { v4: Ok(none), v6: Ok(own) } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn last_good_servers_stay_in_use_while_the_file_has_none() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("resolv.conf");
+        let write = |text: Option<&str>| match text {
+            Some(text) => std::fs::write(&path, text).expect("written"),
+            None => drop(std::fs::remove_file(&path)),
+        };
+        let mut dns = Dns::new(&path);
+        let faults = [(None, "ResolvConfUnreadable"), (Some(""), "NoServers"), (Some("nameserver nowhere\n"), "NoServers")];
+        for (text, reason) in faults {
+            write(text);
+            assert_eq!(dns.client().await.map(drop).expect_err("no servers yet").reason(), reason);
+        }
+        for server in ["127.0.0.1", "127.0.0.2"] {
+            write(Some(&format!("nameserver {server}\n")));
+            let client = dns.client().await.expect("servers");
+            let used: Vec<_> = client.resolver.config().name_servers().iter().map(|server| server.ip.to_string()).collect();
+            assert_eq!(used, [server]);
+            for (text, reason) in faults {
+                write(text);
+                assert!(Arc::ptr_eq(&dns.client().await.expect("the last servers"), &client), "{reason}");
+            }
+        }
+    }
 }

@@ -195,10 +195,9 @@ fn changed_resolv_conf_is_used_at_once() {
         lab.resolv_conf("nameserver 127.0.0.2\n");
         let client = dns.client().await.expect("servers");
         assert_eq!(found(client.lookup("db.test").await).0, ips(&["10.0.0.2"]));
-        lab.resolv_conf("nameserver nowhere\n");
-        assert_eq!(dns.client().await.map(drop).expect_err("no servers").reason(), "NoServers");
         std::fs::remove_file(lab.path()).expect("removed");
-        assert_eq!(dns.client().await.map(drop).expect_err("no file").reason(), "ResolvConfUnreadable");
+        let client = dns.client().await.expect("the last servers");
+        assert_eq!(found(client.lookup("db.test").await).0, ips(&["10.0.0.2"]));
     });
 }
 
