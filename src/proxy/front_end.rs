@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::api::routes::Backend;
 use crate::edge::tls::{Acceptor, Certificates, Connector, TlsError};
@@ -23,6 +23,7 @@ use crate::model::ingress::certificate::Pair;
 use crate::model::settings::FrontEndSettings;
 use crate::model::tailnet::advertise::SiteStatus;
 use crate::runtime::snapshot::SnapshotCell;
+use crate::runtime::timer::until;
 use crate::runtime::watch_ext::put;
 
 use client::ClientNetwork;
@@ -261,6 +262,8 @@ async fn run(
     refusing: watch::Sender<Arc<BTreeMap<String, &'static str>>>,
 ) {
     let (mut listeners, mut closing) = (Listeners::default(), shared.closing.clone());
+    let mut sweeps = interval_at(Instant::now() + SWEEP_INTERVAL, SWEEP_INTERVAL);
+    sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let sites = Arc::clone(&sites_in.borrow_and_update());
         let pairs = Arc::clone(&certificates.borrow_and_update());
@@ -270,13 +273,14 @@ async fn run(
         let in_place = listeners.in_place(&shared);
         log_missing_certificates(&placed.borrow(), &in_place);
         put(&placed, Arc::new(in_place));
+        let retry = failed.then(|| Instant::now() + LISTEN_RETRY_INTERVAL);
         let changed = loop {
             tokio::select! {
                 changed = sites_in.changed() => break changed.is_ok(),
                 Ok(()) = certificates.changed() => break true,
                 Ok(_) = closing.wait_for(|closing| *closing == Closing::Closed) => break false,
-                () = sleep(LISTEN_RETRY_INTERVAL), if failed => break true,
-                () = sleep(SWEEP_INTERVAL), if !failed => shared.pools.sweep(upstream::IDLE_TIMEOUT),
+                () = until(retry) => break true,
+                _ = sweeps.tick() => shared.pools.sweep(upstream::IDLE_TIMEOUT),
             }
         };
         if !changed {
@@ -303,6 +307,53 @@ fn log_missing_certificates(before: &BTreeMap<String, SiteStatus>, after: &BTree
         let before_missing = before.get(service).filter(|before| before.certified).map(|before| &before.missing);
         for name in now.missing.iter().filter(|name| before_missing.is_none_or(|current| !current.contains(*name))) {
             tracing::warn!(service, name, "no certificate for the name: its TLS handshakes fail; other hosts are served");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::api::routes::Listener;
+    use crate::model::front_end::vhosts::{Proxied, RouteTarget, VhostRoute};
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_upstreams_are_closed_also_while_a_listener_fails_or_sites_change() {
+        let backend = Arc::new(Backend { address: "127.0.0.1:9".to_owned(), ..Backend::default() });
+        let target = RouteTarget::Backend(Proxied { backend: Arc::clone(&backend), ..Proxied::default() });
+        let route = VhostRoute { host: None, port: None, path: "/".to_owned(), exact: false, target };
+        let site = Vhost { listeners: [(80, Listener::Http)].into(), routes: vec![route], ..Vhost::default() };
+        let vhosts = Arc::new(Vhosts::from([("svc:web".to_owned(), Arc::new(site))]));
+        for (fails, changes) in [(false, false), (true, false), (false, true), (true, true)] {
+            let foreign = IpAddr::from([192, 0, 2, 1]);
+            let (sites_sender, sites) = watch::channel(Arc::clone(&vhosts));
+            let (_closing, closing) = watch::channel(Closing::Open);
+            let inputs = Inputs {
+                sites,
+                certificates: watch::channel(Arc::default()).1,
+                endpoints: watch::channel(Arc::default()).1,
+                closing,
+                ask: None,
+                node: None,
+                loopback: Loopback::Any,
+                pod_addresses: fails.then_some(foreign).into_iter().collect(),
+                limits: Limits::default(),
+                upgrades: Upgrades::default(),
+            };
+            let (front_end, work) = create(inputs).expect("TLS");
+            let task = tokio::spawn(work);
+            let unused = Arc::downgrade(&front_end.shared.pools.of(&backend).fallback().await.expect("an address"));
+            for _ in 0..8 {
+                sleep(Duration::from_secs(2)).await;
+                if changes {
+                    sites_sender.send_replace(Arc::clone(&vhosts));
+                }
+            }
+            assert_eq!(front_end.in_place.borrow()["svc:web"].faults.is_empty(), !fails);
+            assert_eq!(unused.strong_count(), 0, "fails: {fails}, changes: {changes}");
+            task.abort();
         }
     }
 }
