@@ -138,26 +138,6 @@ pub const DEVICE: &str = "tailyard.io/device";
 
 /// Prefixes of annotations of the Tailscale operator and of ours.
 pub const ANNOTATION_PREFIXES: [&str; 2] = ["tailscale.com/", "tailyard.io/"];
-/// Every annotation of users' Services and Ingresses that Tailyard or the Tailscale operator reads or writes.
-pub const OBJECT_ANNOTATIONS: [&str; 16] = [
-    EXPOSE,
-    HOSTNAME,
-    TAGS,
-    TAILNET_FQDN,
-    TAILNET_IP,
-    FORMER_TAILNET_IP,
-    PROXY_CLASS,
-    PROXY_GROUP,
-    HTTP_REDIRECT,
-    HTTP_ENDPOINT,
-    FUNNEL,
-    PROXY_PROTOCOL,
-    STANDBY,
-    FORWARD_CLUSTER_TRAFFIC,
-    FORMER_EXTERNAL_NAME,
-    // Served by the Tailscale operator only.
-    "tailscale.com/magic-dnsname",
-];
 
 /// Name of a replica's Pod and state Secret.
 pub fn replica(group: &str, ordinal: u32) -> String {

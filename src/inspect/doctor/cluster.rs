@@ -87,6 +87,8 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         pods,
         services: list(Resource::SERVICE, None, Some(OF_USERS)).await,
         ingresses: list(Resource::INGRESS, None, None).await,
+        namespaces: list(Resource::NAMESPACE, None, None).await,
+        classes: list(Resource::INGRESS_CLASS, None, None).await,
         ingress_events: cluster.list(&warnings).await.map_err(|error| gap(&error)),
         now: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
         nodes: list(Resource::NODE, None, None).await,

@@ -6,5 +6,6 @@ pub mod assignment;
 pub mod budget;
 pub mod cluster_networks;
 pub mod fault_list;
+pub mod ineffective;
 pub mod requests;
 pub mod tenancy;

@@ -2,10 +2,11 @@
 
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::model::controller::key::{PublishSource, Publisher};
-use crate::model::controller::policy::annotations::ineffective;
+use crate::model::controller::policy::ineffective::ineffective;
+use crate::model::controller::policy::requests::Parent;
 
 /// Message about the annotations of an object that have no effect.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct AnnotationNotice {
     uid: Option<String>,
     message: String,
@@ -13,15 +14,15 @@ pub(super) struct AnnotationNotice {
 }
 
 impl ClusterCache {
-    /// Follows a change of an object, before it is pruned; `None` if it is gone. Returns its key if the message is new.
+    /// Follows a change of an object before it is pruned, or of its group; `None` if it is gone. Returns its key if the message is new.
     pub(super) fn follow_annotations(&mut self, role: WatchRole, (namespace, name): &Id, object: Option<&CachedObject>) -> Option<WorkKey> {
         let source = match role {
             WatchRole::Service => PublishSource::Service,
             WatchRole::Ingress => PublishSource::Ingress,
             _ => return None,
         };
-        let metadata = object.and_then(CachedObject::user_metadata);
-        let found = metadata.and_then(|metadata| Some((metadata.uid.clone(), ineffective(source, metadata)?)));
+        let parent = object.and_then(CachedObject::parent);
+        let found = parent.and_then(|parent| Some((parent.metadata().uid.clone(), ineffective(parent, &self.assignment)?)));
         if found.is_none() && self.annotations.is_empty() {
             return None;
         }

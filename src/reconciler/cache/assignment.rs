@@ -45,6 +45,7 @@ impl ClusterCache {
                 self.file(group, *role, id);
             }
             keys.extend(self.keys(*role, id, object));
+            keys.extend(self.follow_annotations(*role, id, Some(object)));
         }
         keys
     }

@@ -284,11 +284,7 @@ impl ClusterCache {
     /// The Service or Ingress of a key of a standalone proxy.
     pub(super) fn standalone_parent(&self, key: &WorkloadKey) -> Option<Parent<'_>> {
         let Publisher { source, namespace, name } = key.publisher()?;
-        match self.one(publishers::role(source), &(namespace, name))? {
-            CachedObject::Service(service) => Some(Parent::Service(service)),
-            CachedObject::Ingress(ingress) => Some(Parent::Ingress(ingress)),
-            _ => None,
-        }
+        self.one(publishers::role(source), &(namespace, name))?.parent()
     }
 
     pub(super) fn standalone_ingress(&self, key: &WorkloadKey) -> bool {

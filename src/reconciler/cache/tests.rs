@@ -18,6 +18,7 @@ mod cluster;
 mod collisions;
 mod group_names;
 mod hostile;
+mod ineffective;
 mod namesakes;
 mod pod_secrets;
 mod proxy_names;

@@ -240,6 +240,7 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     if let Some(fault) = fault.or_else(moving).or_else(pod_fault) {
         report::report_fault(&mut plan, ingress, fault);
     }
+    report::report_tags(&mut plan, ingress);
     plan
 }
 

@@ -65,6 +65,8 @@ pub struct ClusterFacts {
     /// Users' Services and Ingresses, of all namespaces.
     pub services: ReadResult<Vec<Value>>,
     pub ingresses: ReadResult<Vec<Value>>,
+    pub namespaces: ReadResult<Vec<Value>>,
+    pub classes: ReadResult<Vec<Value>>,
     /// Warnings about Ingresses.
     pub ingress_events: ReadResult<Vec<Value>>,
     /// Time since the Unix epoch.

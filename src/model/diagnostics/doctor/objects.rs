@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::api::networking::v1::Ingress;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use serde::Deserialize as _;
 use serde_json::Value;
 
@@ -14,11 +13,10 @@ use super::{Check, MAX_LISTED, ReadResult, condition, is_operator, is_reconciler
 use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP};
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::targets::TargetRules;
-use crate::model::controller::key::PublishSource;
-use crate::model::controller::policy::annotations;
-use crate::model::controller::policy::assignment::AssignmentRules;
+use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters};
+use crate::model::controller::policy::ineffective::ineffective;
 use crate::model::controller::policy::requests::{self, Parent};
-use crate::model::controller::policy::tenancy::{DefaultTenancy, restricted_tags};
+use crate::model::controller::policy::tenancy::{DefaultTenancy, Labels, restricted_tags};
 use crate::model::diagnostics::overview::{ClusterView, IngressFault, StatusPart, ingress_faults};
 use crate::model::plan::targets::TargetPolicy;
 use crate::model::settings::reconciler::Reconciler as Settings;
@@ -79,28 +77,42 @@ fn proxies(facts: &ClusterFacts) -> Vec<Check> {
 /// [`annotated`].
 fn policy(facts: &ClusterFacts) -> Vec<Check> {
     const NAME: &str = "policy";
-    if kinds(facts).iter().all(|(_, _, objects)| objects.is_err()) {
+    if facts.services.is_err() && facts.ingresses.is_err() {
         return Vec::new();
     }
-    let deployments = facts.deployments.as_deref().unwrap_or_default();
-    let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment)).or(deployments.iter().find(|one| is_operator(one)));
-    let settings = settings(reconciler);
-    let objects = [&facts.services, &facts.ingresses].into_iter().flatten().flatten();
-    // Labels of namespaces that opt out are not read.
-    let namespaces = objects.filter_map(|object| Some(object["metadata"]["namespace"].as_str()?.to_owned())).collect();
-    let rules = AssignmentRules { namespaces, ..settings.assignment() };
+    let (settings, rules) = assignment(facts);
     let groups = facts.groups.iter().flatten().filter_map(|group| ProxyGroup::deserialize(group).ok()).collect();
     let cluster_ips = facts.services.iter().flatten().filter_map(cluster_ip).collect();
     let policy = ObjectPolicy { settings, rules, groups, cluster_ips };
-    let services = facts.services.iter().flatten().filter_map(|service| Service::deserialize(service).ok());
-    let ingresses = facts.ingresses.iter().flatten().filter_map(|ingress| Ingress::deserialize(ingress).ok());
-    let mut found: Vec<_> = services.flat_map(|service| policy.refusals(Parent::Service(&service))).collect();
-    found.extend(ingresses.flat_map(|ingress| policy.refusals(Parent::Ingress(&ingress))));
+    let found = of_objects(facts, |object| policy.refusals(object));
     if found.is_empty() {
         return vec![Check::ok(NAME, "it permits what Services and Ingresses request")];
     }
     let fix = format!("set the value of the chart that it names; what is served already stays served ({})", page("tenancy.md"));
     warnings(NAME, found, "more objects request what new ones may not", &fix)
+}
+
+/// Settings of the reconciler, and its rules for objects without annotation. Without a reconciler it has its defaults.
+fn assignment(facts: &ClusterFacts) -> (Settings, AssignmentRules) {
+    let deployments = facts.deployments.as_deref().unwrap_or_default();
+    let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment)).or(deployments.iter().find(|one| is_operator(one)));
+    let settings = settings(reconciler);
+    let mut rules = settings.assignment();
+    let mut classes = facts.classes.iter().flatten().filter_map(|class| IngressClass::deserialize(class).ok());
+    rules.parameters = ClassParameters::read(classes.find(|class| class.metadata.name.as_ref() == Some(&rules.ingress_class)).as_ref());
+    for namespace in facts.namespaces.iter().flatten() {
+        rules.update_namespace(&named(namespace), Some(&Labels::deserialize(&namespace["metadata"]["labels"]).unwrap_or_default()));
+    }
+    (settings, rules)
+}
+
+/// Results for the users' objects that could be read.
+fn of_objects<I: IntoIterator>(facts: &ClusterFacts, read: impl Fn(Parent<'_>) -> I) -> Vec<I::Item> {
+    let services = facts.services.iter().flatten().filter_map(|service| Service::deserialize(service).ok());
+    let ingresses = facts.ingresses.iter().flatten().filter_map(|ingress| Ingress::deserialize(ingress).ok());
+    let mut results: Vec<_> = services.flat_map(|service| read(Parent::Service(&service))).collect();
+    results.extend(ingresses.flat_map(|ingress| read(Parent::Ingress(&ingress))));
+    results
 }
 
 /// The reconciler's policy for new objects.
@@ -188,26 +200,20 @@ fn warnings(name: &'static str, mut found: Vec<String>, others: &str, fix: &str)
     found.into_iter().map(|what| Check::warn(name, what, fix.to_owned())).collect()
 }
 
-/// Kinds of users' objects.
-fn kinds(facts: &ClusterFacts) -> [(PublishSource, &'static str, &ReadResult<Vec<Value>>); 2] {
-    [(PublishSource::Service, "services", &facts.services), (PublishSource::Ingress, "ingresses.networking.k8s.io", &facts.ingresses)]
-}
-
 fn annotated(facts: &ClusterFacts) -> Vec<Check> {
     const NAME: &str = "annotations";
-    let (mut checks, mut found) = (Vec::new(), Vec::new());
-    for (source, plural, objects) in kinds(facts) {
-        match objects {
-            Err(gap) => {
-                let need = format!("list {plural} in all namespaces");
-                checks.push(Check::unread(NAME, &format!("annotations of {plural}"), gap, &need));
-            }
-            Ok(objects) => found.extend(objects.iter().filter_map(|object| {
-                let metadata = ObjectMeta::deserialize(&object["metadata"]).ok()?;
-                Some(format!("{} {}: {}", source.kind(), named(object), annotations::ineffective(source, &metadata)?))
-            })),
-        }
-    }
+    let read = [
+        ("annotations of services", &facts.services, "services in all namespaces"),
+        ("annotations of ingresses.networking.k8s.io", &facts.ingresses, "ingresses.networking.k8s.io in all namespaces"),
+        ("labels of namespaces, which exclude objects from default groups,", &facts.namespaces, "namespaces"),
+        ("the IngressClass, which may name a group,", &facts.classes, "ingressclasses.networking.k8s.io"),
+    ];
+    let unread = |(what, objects, plural): (&str, &ReadResult<Vec<Value>>, &str)| {
+        objects.as_ref().err().map(|gap| Check::unread(NAME, what, gap, &format!("list {plural}")))
+    };
+    let mut checks: Vec<_> = read.into_iter().filter_map(unread).collect();
+    let (_, rules) = assignment(facts);
+    let found = of_objects(facts, |object| Some(format!("{}: {}", object.publisher(), ineffective(object, &rules)?)));
     if found.is_empty() && checks.is_empty() {
         return vec![Check::ok(NAME, "all of Tailscale and Tailyard have an effect")];
     }

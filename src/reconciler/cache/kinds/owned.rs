@@ -14,7 +14,7 @@ use super::CachedObject;
 use crate::api::names;
 use crate::model::base::bounded;
 use crate::model::controller::egress::slices::is_manual;
-
+use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
@@ -43,13 +43,18 @@ impl CachedObject {
         }
     }
 
-    /// Metadata of a user's object that may request publication.
-    pub(in crate::reconciler::cache) fn user_metadata(&self) -> Option<&ObjectMeta> {
+    /// A user's object that may request publication.
+    pub(in crate::reconciler::cache) fn parent(&self) -> Option<Parent<'_>> {
         match self {
-            Self::Ingress(ingress) => Some(&ingress.metadata),
-            Self::Service(service) => Some(&service.metadata),
+            Self::Ingress(ingress) => Some(Parent::Ingress(ingress)),
+            Self::Service(service) => Some(Parent::Service(service)),
             _ => None,
         }
+    }
+
+    /// Metadata of such an object.
+    pub(in crate::reconciler::cache) fn user_metadata(&self) -> Option<&ObjectMeta> {
+        self.parent().map(Parent::metadata)
     }
 }
 

@@ -113,7 +113,8 @@ fn in_state(object: usize, state: usize) -> (WatchRole, Option<Value>) {
         }
         1 => (WatchRole::IngressClass, [class(0, json!(null)), class(0, group("ProxyGroup")), class(0, group("ConfigMap"))]),
         2 => {
-            let (target, named) = (json!({"tailscale.com/tailnet-ip": "::1"}), json!({"tailscale.com/proxy-group": "e"}));
+            let target = json!({"tailscale.com/tailnet-ip": "::1", "tailscale.com/hostname": "db"});
+            let named = json!({"tailscale.com/proxy-group": "e"});
             (WatchRole::Service, [service("s", target), service("s", named), service("s", json!({}))])
         }
         3 => {
@@ -121,8 +122,8 @@ fn in_state(object: usize, state: usize) -> (WatchRole, Option<Value>) {
             (WatchRole::Service, [service("x", exposed), service("x", opted_out), service("x", json!({}))])
         }
         _ => {
-            let named = json!({"tailscale.com/proxy-group": "i"});
-            (WatchRole::Ingress, [ingress("tailscale", json!({})), ingress("tailscale", named), ingress("other", json!({}))])
+            let (unnamed, named) = (json!({"tailyard.io/standby": "true"}), json!({"tailscale.com/proxy-group": "i"}));
+            (WatchRole::Ingress, [ingress("tailscale", unnamed), ingress("tailscale", named), ingress("other", json!({}))])
         }
     };
     (role, states.get(state).cloned())
@@ -141,7 +142,7 @@ fn change(world: &mut ClusterCache, object: usize, state: usize, version: usize)
 }
 
 proptest::proptest! {
-    /// The indices do not depend on the order of changes.
+    /// The indices and the messages about annotations do not depend on the order of changes.
     #[test]
     fn assignment_depends_on_the_newest_objects_only(changes in proptest::collection::vec((0..5_usize, 0..STATES), 1..20)) {
         let (mut world, mut newest) = (defaulting(), BTreeMap::new());
@@ -155,6 +156,7 @@ proptest::proptest! {
         }
         proptest::prop_assert_eq!(members(&world), members(&fresh));
         proptest::prop_assert_eq!(&world.indices.claimants, &fresh.indices.claimants);
+        proptest::prop_assert_eq!(&world.annotations, &fresh.annotations);
         let pruned = |world: &ClusterCache| (world.count(WatchRole::Service), world.stored(WatchRole::Service));
         proptest::prop_assert_eq!(pruned(&world), pruned(&fresh));
     }

@@ -103,6 +103,15 @@ pub(crate) fn report_fault(work: &mut PlanPart<'_>, ingress: &Ingress, (reason, 
     work.lasting((&Parent::Ingress(ingress).publisher()).into(), reason, message);
 }
 
+/// Reports that the device of an Ingress has other tags than requested.
+pub(crate) fn report_tags(work: &mut PlanPart<'_>, ingress: &Ingress) {
+    if !other_tags(work, 1).is_empty() {
+        let message = "Its device has other tags than requested: delete the device at the control plane, and the proxy joins again with the \
+                       new tags.";
+        report_fault(work, ingress, (reason::PARTIALLY_ADVERTISED, message.to_owned()));
+    }
+}
+
 /// Reports a move to a group while it lasts.
 pub(crate) fn moving(work: &mut PlanPart<'_>, parent: Parent<'_>, message: String) {
     let (subject, reason) = ((&parent.publisher()).into(), reason::PROXY_MOVING);

@@ -74,6 +74,26 @@ fn fault_of_an_ingress_is_found_while_its_events_are_repeated() {
 }
 
 #[test]
+fn annotation_of_a_standalone_proxy_is_named_where_a_group_serves_by_default_or_class() {
+    let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
+    set_variables(&mut reconciler, &[("TAILYARD_DEFAULT_INGRESS_GROUP", "in")]);
+    let metadata = json!({"namespace": "u", "name": "web", "annotations": {"tailscale.com/expose": "true", "tailyard.io/standby": "true"}});
+    let facts = ClusterFacts { deployments: Ok(vec![reconciler]), services: Ok(vec![json!({"metadata": metadata})]), ..well() };
+    finds(&facts, "annotations", Finding::Warn, "Service u/web: Annotation tailyard.io/standby is for objects with a proxy of their own");
+    let labels = json!({"tailyard.io/default-proxy-group": "disabled"});
+    let namespaces = Ok(vec![json!({"metadata": {"name": "u", "labels": labels}})]);
+    finds(&ClusterFacts { namespaces, ..facts.clone() }, "annotations", Finding::Ok, "have an effect");
+    finds(&ClusterFacts { namespaces: Err(Gap::Forbidden), ..facts.clone() }, "annotations", Finding::Warn, "labels of namespaces");
+    let metadata = json!({"namespace": "u", "name": "web", "annotations": {"tailscale.com/proxy-class": "c"}});
+    let ingresses = Ok(vec![json!({"metadata": metadata, "spec": {"ingressClassName": "tailscale"}})]);
+    let parameters = json!({"apiGroup": "tailscale.com", "kind": "ProxyGroup", "name": "of-class"});
+    let mut classes = well().classes.expect("classes");
+    classes[0]["spec"]["parameters"] = parameters;
+    let of_class = ClusterFacts { services: Ok(vec![]), ingresses, classes: Ok(classes), ..facts };
+    finds(&of_class, "annotations", Finding::Warn, "ProxyGroup of-class, which spec.parameters of the IngressClass name, serves this one");
+}
+
+#[test]
 fn many_objects_with_unknown_annotations_are_counted() {
     let service =
         |n: u32| json!({"metadata": {"namespace": "u", "name": format!("s{n}"), "annotations": {"tailscale.com/exposed": "true"}}});
