@@ -16,6 +16,7 @@ use super::cache::WorkKey;
 use super::context::Context;
 use crate::api::names;
 use crate::edge::kube::{KubeError, ObjectPart, Resource};
+use crate::model::controller::kinds::ExcludingSetting;
 use crate::model::controller::policy::assignment::uninstall_time;
 use crate::model::controller::workload::actions::Delete;
 use crate::model::controller::workload::objects::certificate::accounts_ref;
@@ -108,14 +109,14 @@ async fn release_shared(context: &Context) -> Result<(), KubeError> {
 }
 
 /// What remains; those that a setting excludes last. If it excludes all, waiting is in vain.
-fn describe(remaining: &[WorkKey], excluded_by: impl Fn(&WorkKey) -> Option<&'static str>) -> String {
+fn describe(remaining: &[WorkKey], excluded_by: impl Fn(&WorkKey) -> Option<ExcludingSetting>) -> String {
     if remaining.is_empty() {
         return names::UNINSTALLED.to_owned();
     }
     let (excluded, waiting): (Vec<_>, Vec<_>) = remaining.iter().map(|key| (key, excluded_by(key))).partition(|(_, by)| by.is_some());
     let prefix = if waiting.is_empty() { names::UNINSTALL_EXCLUDED } else { "" };
     let named = waiting.iter().chain(&excluded).take(MAX_NAMED).map(|(key, by)| {
-        let by = by.map_or_else(String::new, |by| format!(" ({by})"));
+        let by = by.map_or_else(String::new, |by| format!(" ({})", by.text()));
         format!("{} {}{by}", key.kind(), key.name())
     });
     let others = remaining.len().saturating_sub(MAX_NAMED);
@@ -140,8 +141,8 @@ mod tests {
     #[test]
     fn report_names_the_setting_that_excludes_an_object() {
         let keys = ["a", "b"].map(|name| WorkKey::Workload(WorkloadKey::of_group(name)));
-        let describe = |remaining: &[WorkKey]| describe(remaining, |key| (key.name() == "a").then_some("a setting"));
-        assert_eq!(describe(&keys), "ProxyGroup b, ProxyGroup a (a setting)", "b may still be released");
-        assert_eq!(describe(&keys[..1]), "cannot release ProxyGroup a (a setting)");
+        let describe = |remaining: &[WorkKey]| describe(remaining, |key| (key.name() == "a").then_some(ExcludingSetting::Standalone));
+        assert_eq!(describe(&keys), "ProxyGroup b, ProxyGroup a (standalone.enabled is false)", "b may still be released");
+        assert_eq!(describe(&keys[..1]), "cannot release ProxyGroup a (standalone.enabled is false)");
     }
 }

@@ -12,11 +12,12 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
 
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::{claims, services};
 use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::kinds::proxygroup::{provision, unmanaged};
-use crate::model::controller::policy::assignment::AssignmentRules;
+use crate::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
 use crate::model::controller::policy::requests::is_recorded;
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::finalizers;
@@ -50,14 +51,42 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     part.finish()
 }
 
+/// A setting by which no pass serves or releases a workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExcludingSetting {
+    GroupTypes,
+    Standalone,
+    WatchedNamespaces,
+}
+
+impl ExcludingSetting {
+    /// The setting that excludes a workload. `group`: that of its key, if it exists.
+    pub fn find(key: &WorkloadKey, group: Option<&ProxyGroup>, types: &[ProxyGroupType], standalone: &StandaloneScope) -> Option<Self> {
+        match standalone {
+            _ if !key.is_standalone() => group.is_some_and(|group| !types.contains(&group.spec.type_)).then_some(Self::GroupTypes),
+            StandaloneScope::Nowhere => Some(Self::Standalone),
+            _ => (!standalone.has(key.namespace())).then_some(Self::WatchedNamespaces),
+        }
+    }
+
+    /// Its fault, with the value of the chart.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::GroupTypes => "its type is not in proxyGroupTypes",
+            Self::Standalone => "standalone.enabled is false",
+            Self::WatchedNamespaces => "its namespace is not in watchNamespaces",
+        }
+    }
+}
+
 /// Whether nothing of a workload remains: no Pod, no object in the proxies' namespace, and no finalizer of ours on the objects that it
 /// served. Of one that the settings exclude nothing is ours, unless this reconciler wrote it last.
 pub fn is_released(observed: &Observed) -> bool {
     let owner = owner(observed);
     let pass = Pass { observed, spec: None, owner: &owner };
-    let is_other_type = observed.group.as_ref().is_some_and(|group| !observed.settings.types.contains(&group.spec.type_));
-    let is_excluded = is_other_type || (observed.key.is_standalone() && !observed.assignment.standalone.has(observed.key.namespace()));
-    if is_excluded && !is_written_last(&pass) {
+    let (types, standalone) = (&observed.settings.types, &observed.assignment.standalone);
+    let excluded_by = ExcludingSetting::find(&observed.key, observed.group.as_deref(), types, standalone);
+    if excluded_by.is_some() && !is_written_last(&pass) {
         return true;
     }
     let group = observed.group.as_ref().map(|group| &group.metadata);

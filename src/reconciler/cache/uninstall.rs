@@ -13,7 +13,8 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::key::WorkloadKey;
-use crate::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
+use crate::model::controller::kinds::ExcludingSetting;
+use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::accounts_ref;
@@ -58,17 +59,11 @@ impl ClusterCache {
     }
 
     /// The setting by which no pass releases an object that this reconciler served earlier; `None` before its pass in an uninstall.
-    pub fn excluded_by(&self, key: &WorkKey) -> Option<&'static str> {
+    pub fn excluded_by(&self, key: &WorkKey) -> Option<ExcludingSetting> {
         let WorkKey::Workload(key) = key else { return None };
         self.uninstall.released.get(key)?;
-        match key.group() {
-            Some(name) => {
-                let is_excluded = self.group(name).is_some_and(|group| !self.types.contains(&group.spec.type_));
-                is_excluded.then_some("its type is not in proxyGroupTypes")
-            }
-            None if self.assignment.standalone == StandaloneScope::Nowhere => Some("standalone.enabled is false"),
-            None => (!self.assignment.standalone.has(key.namespace())).then_some("its namespace is not in watchNamespaces"),
-        }
+        let group = key.group().and_then(|name| self.group(name));
+        ExcludingSetting::find(key, group.as_deref(), &self.types, &self.assignment.standalone)
     }
 
     /// Whether the Secret of shared ACME accounts exists, and no proxy that another operator created uses it.
@@ -97,6 +92,7 @@ mod tests {
 
     use super::*;
     use crate::api::proxygroup::ProxyGroupType;
+    use crate::model::controller::policy::assignment::StandaloneScope;
 
     #[test]
     fn setting_that_excludes_an_object_is_named_after_its_pass() {
@@ -116,7 +112,7 @@ mod tests {
             let excluded = |cache: &ClusterCache| cache.excluded_by(&WorkKey::Workload(key.clone()));
             assert_eq!(excluded(&cache), None, "{key}: its pass may find that nothing is ours");
             cache.set_released(&key, false);
-            assert_eq!(excluded(&cache), wanted, "{key}");
+            assert_eq!(excluded(&cache).map(ExcludingSetting::text), wanted, "{key}");
         }
     }
 }
