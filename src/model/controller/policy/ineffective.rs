@@ -8,7 +8,7 @@ use crate::api::names::{
 use crate::model::controller::policy::annotations::is_true;
 use crate::model::controller::policy::assignment::{AssignmentRules, GroupAssignment};
 use crate::model::controller::policy::requests::{Parent, directions};
-use Effect::{Any, OfPublished, OfStandalone, OtherKind};
+use AnnotationEffect::{Any, OfPublished, OfStandalone, OtherKind};
 
 /// Maximum number of annotations in a message.
 const MAX_LISTED: usize = 3;
@@ -21,7 +21,7 @@ const OF_OPERATORS: [&str; 2] = [FORMER_EXTERNAL_NAME, "tailscale.com/magic-dnsn
 
 /// Effect of an annotation on an object, or the reason why it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Effect {
+enum AnnotationEffect {
     /// It has one, or the validation of the object reports it.
     Any,
     /// It is for Ingresses, and the object is a Service, or the reverse.
@@ -33,7 +33,7 @@ enum Effect {
 }
 
 /// Effects of an annotation on Services with a target in the tailnet, on other Services and on Ingresses.
-type Effects = [Effect; 3];
+type Effects = [AnnotationEffect; 3];
 const EVERYWHERE: Effects = [Any, Any, Any];
 const ON_SERVICES: Effects = [Any, Any, OtherKind];
 const ON_INGRESSES: Effects = [OtherKind, OtherKind, Any];
@@ -97,7 +97,7 @@ impl<'a> Subject<'a> {
 
     /// Fault of an annotation, or of a label in its place.
     fn fault(&self, what: &str, key: &str, value: &str) -> Option<String> {
-        let Some((_, in_group, own)) = EFFECTS.iter().find(|(known, ..)| *known == key) else {
+        let Some((_, in_group, own)) = EFFECTS.iter().find(|(annotation, ..)| *annotation == key) else {
             return (!OF_OPERATORS.contains(&key)).then(|| unknown(key));
         };
         let effect = match self.server {
@@ -146,7 +146,7 @@ pub fn user_annotations() -> impl Iterator<Item = &'static str> {
 /// Message about the annotations of an object that have no effect: unknown ones, those of another kind or of objects that are served
 /// otherwise, values that are neither true nor false, and labels in place of annotations. `None` if it has none, or is not a user's.
 pub fn ineffective(object: Parent<'_>, rules: &AssignmentRules) -> Option<String> {
-    let is_known = |key: &str| user_annotations().any(|known| known == key);
+    let is_known = |key: &str| user_annotations().any(|annotation| annotation == key);
     let metadata = object.metadata();
     let has_prefix = |key: &str| ANNOTATION_PREFIXES.iter().any(|prefix| key.starts_with(prefix));
     let annotations = metadata.annotations.iter().flatten().filter(|(key, _)| has_prefix(key));
@@ -204,7 +204,7 @@ fn unknown(key: &str) -> String {
 fn nearest(key: &str) -> &'static str {
     let name = |key: &str| key.split_once('/').map_or(key, |(_, name)| name).to_ascii_lowercase();
     let wanted = name(key);
-    user_annotations().min_by_key(|known| distance(&wanted, &name(known))).unwrap_or_default()
+    user_annotations().min_by_key(|annotation| distance(&wanted, &name(annotation))).unwrap_or_default()
 }
 
 /// Number of inserted, removed and replaced bytes.
@@ -275,7 +275,7 @@ mod tests {
         let names: Vec<_> = values.filter(|name| ANNOTATION_PREFIXES.iter().any(|prefix| name.starts_with(prefix))).collect();
         assert!(names.len() > 40, "{names:?}");
         for name in names {
-            let is_annotation = OF_OPERATORS.contains(&name) || user_annotations().any(|known| known == name);
+            let is_annotation = OF_OPERATORS.contains(&name) || user_annotations().any(|annotation| annotation == name);
             let is_other = OTHERS.split_whitespace().any(|other| name.split('/').nth(1) == Some(other));
             assert!(is_annotation != is_other, "{name}: add it to the effects of annotations, or to the other names");
         }
@@ -302,8 +302,8 @@ mod tests {
     #[test]
     fn known_and_foreign_annotations_and_created_objects_are_not_reported() {
         for (kind, request) in [("Service", 1), ("Ingress", 2)] {
-            let known = EFFECTS.into_iter().filter(|(.., own)| own[request] != OtherKind).map(|(key, ..)| key);
-            let switches: Vec<_> = known.filter(|key| ![HTTP_ENDPOINT, PROXY_GROUP].contains(key)).collect();
+            let annotations = EFFECTS.into_iter().filter(|(.., own)| own[request] != OtherKind).map(|(key, ..)| key);
+            let switches: Vec<_> = annotations.filter(|key| ![HTTP_ENDPOINT, PROXY_GROUP].contains(key)).collect();
             assert_eq!(["true", "False", "0", " true "].map(|value| found_in(kind, &Value::Null, &switches, value)), [const { None }; 4]);
             for key in switches.into_iter().filter(|key| SWITCHES.contains(key)) {
                 let accepted = ["True", "TRUE", "t", " T ", "1"].map(|value| is_on(Some(&[(key.to_owned(), value.to_owned())].into()), key));
