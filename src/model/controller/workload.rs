@@ -34,6 +34,7 @@ pub mod settings;
 pub mod spec;
 pub mod standby;
 pub mod static_endpoints;
+pub mod tailnet_setting;
 pub mod target_inputs;
 pub mod target_rules;
 pub mod vip_service;

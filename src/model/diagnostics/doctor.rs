@@ -22,6 +22,7 @@ mod operators;
 mod pods;
 mod rejects;
 pub mod rights;
+mod tailnet;
 
 /// Check of the API server's version, which needs no permission.
 pub const API_SERVER: &str = "api-server";

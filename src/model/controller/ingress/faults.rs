@@ -20,6 +20,7 @@ use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::tailnet_setting::{AUTO_APPROVERS, HTTPS_DISABLED};
 
 const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
@@ -108,7 +109,7 @@ fn certificate_fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) ->
     }
     let (state, reason) = issued(work, &shape.owner, &item.dns);
     let action = match reason.as_str() {
-        "HTTPSDisabled" => "enable HTTPS certificates in the DNS page of the admin console",
+        HTTPS_DISABLED => "enable HTTPS certificates in the DNS page of the admin console",
         _ => "it is tried again; the log of the proxy has the details",
     };
     (state == Certified::Failing).then(|| format!("The certificate for {} cannot be ordered ({reason}): {action}.", item.dns))
@@ -138,7 +139,7 @@ fn rejected(work: &Pass<'_>, name: &str, serving: usize) -> Option<String> {
     let count = work.observed.replicas.values().filter(|replica| live(replica) && unapproved(replica, name)).count();
     if count > 0 {
         return Some(format!(
-            "{count} not approved for {name}: approve them in the admin console, or list their tag in autoApprovers.services"
+            "{count} not approved for {name}: approve them in the admin console, or list their tag in {AUTO_APPROVERS}.services"
         ));
     }
     let states = work.observed.replicas.values().filter(|replica| replica.pod.is_some()).filter_map(|replica| replica.state.as_ref());

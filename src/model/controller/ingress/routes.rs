@@ -21,6 +21,7 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::{elapsed, is_lost};
+use crate::model::controller::workload::tailnet_setting::AUTO_APPROVERS;
 
 /// Tailnet addresses of a mapping.
 pub(crate) fn addresses(mapping: &IngressService) -> impl Iterator<Item = IpAddr> {
@@ -180,7 +181,7 @@ pub(crate) fn denied(work: &Pass<'_>, replicas: u32, own: &[String]) -> Option<R
     denied.next().map(|(id, denial)| {
         let message = format!(
             "The control plane does not lead {routes} to the replicas. {} Approve it there (headscale nodes approve-routes --identifier {id} \
-             --routes {routes}, for each replica and with what it has already), or by autoApprovers.routes in the policy.",
+             --routes {routes}, for each replica and with what it has already), or by {AUTO_APPROVERS}.routes in the policy.",
             denial.why
         );
         Rejection::new("RouteNotApproved", message)

@@ -20,6 +20,7 @@ use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::certificate::certificate_ref;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::tailnet_setting::HTTPS_DISABLED;
 
 /// Maximum names in a message.
 const NAMED: usize = 5;
@@ -143,7 +144,7 @@ pub(crate) fn issued(work: &Pass<'_>, owner: &Owner, dns: &str) -> (Certified, S
         None if until.is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),
         None if work.observed.is_certified(dns) => (Certified::Issued, String::new()),
         None if work.observed.replicas.values().any(|replica| replica.state.as_ref().is_some_and(|state| state.no_https)) => {
-            (Certified::Failing, "HTTPSDisabled".to_owned())
+            (Certified::Failing, HTTPS_DISABLED.to_owned())
         }
         None => (Certified::Waiting, String::new()),
     }

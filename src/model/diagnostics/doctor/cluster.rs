@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::rights::{self, Right};
-use super::{API_SERVER, Check, admission, control, is_reconciler, named, network, objects, operators, page, pods, rejects};
+use super::{API_SERVER, Check, admission, control, is_reconciler, named, network, objects, operators, page, pods, rejects, tailnet};
 
 pub use super::control::{CredentialLocation, credentials, places};
 pub use super::facts::ClusterFacts;
@@ -25,6 +25,7 @@ pub fn checks(facts: &ClusterFacts) -> Vec<Check> {
     checks.push(reconciler(facts));
     checks.extend(operators::checks(facts));
     checks.extend(control::checks(facts));
+    checks.extend(tailnet::checks(facts));
     checks.extend(network::checks(facts));
     checks.push(pods::check(facts));
     checks.extend(rejects::checks(facts));

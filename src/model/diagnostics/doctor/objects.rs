@@ -33,22 +33,26 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
 /// Ingresses with a lasting fault, by their Events: an Ingress has no conditions.
 fn ingresses(facts: &ClusterFacts) -> Vec<Check> {
     const NAME: &str = "ingresses";
-    let events = match &facts.ingress_events {
-        Ok(events) => events,
-        Err(gap) => return vec![Check::unread(NAME, "the Events of Ingresses", gap, "list events.events.k8s.io in all namespaces")],
-    };
-    let mut view = ClusterView { now: facts.now, ..ClusterView::new(&facts.namespace) };
-    view.take(StatusPart::Events, events.iter());
-    if let Ok(ingresses) = &facts.ingresses {
-        view.take(StatusPart::Ingresses, ingresses.iter());
+    if let Err(gap) = &facts.ingress_events {
+        return vec![Check::unread(NAME, "the Events of Ingresses", gap, "list events.events.k8s.io in all namespaces")];
     }
     let row = |fault: IngressFault| format!("Ingress {}/{}: {}: {}", fault.namespace, fault.name, fault.reason, fault.message);
-    let faults: Vec<_> = ingress_faults(&view).into_iter().map(row).collect();
+    let faults: Vec<_> = ingress_reports(facts).into_iter().map(row).collect();
     if faults.is_empty() {
         return vec![Check::ok(NAME, "no Event of the last half hour reports a fault")];
     }
     let fix = format!("as the message says; kubectl describe ingress shows all Events ({})", page("ingress.md"));
     warnings(NAME, faults, "more Ingresses have a fault", &fix)
+}
+
+/// Current faults of Ingresses, as far as Events are read.
+pub(super) fn ingress_reports(facts: &ClusterFacts) -> Vec<IngressFault> {
+    let mut view = ClusterView { now: facts.now, ..ClusterView::new(&facts.namespace) };
+    view.take(StatusPart::Events, facts.ingress_events.iter().flatten());
+    if let Ok(ingresses) = &facts.ingresses {
+        view.take(StatusPart::Ingresses, ingresses.iter());
+    }
+    ingress_faults(&view)
 }
 
 /// Services whose standalone proxy does not serve. A missing right is reported by [`annotated`].
@@ -93,7 +97,7 @@ fn policy(facts: &ClusterFacts) -> Vec<Check> {
 }
 
 /// Settings of the reconciler, and its rules for objects without annotation. Without a reconciler it has its defaults.
-fn assignment(facts: &ClusterFacts) -> (Settings, AssignmentRules) {
+pub(super) fn assignment(facts: &ClusterFacts) -> (Settings, AssignmentRules) {
     let deployments = facts.deployments.as_deref().unwrap_or_default();
     let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment)).or(deployments.iter().find(|one| is_operator(one)));
     let settings = settings(reconciler);
@@ -193,7 +197,7 @@ fn routes(facts: &ClusterFacts) -> Vec<Check> {
 }
 
 /// Warnings for at most [`MAX_LISTED`] objects, and the number of the others.
-fn warnings(name: &'static str, mut found: Vec<String>, others: &str, fix: &str) -> Vec<Check> {
+pub(super) fn warnings(name: &'static str, mut found: Vec<String>, others: &str, fix: &str) -> Vec<Check> {
     let more = found.len().saturating_sub(MAX_LISTED);
     found.truncate(MAX_LISTED);
     found.extend((more > 0).then(|| format!("{more} {others}")));

@@ -17,6 +17,9 @@ use crate::model::tailnet::rejects::recent;
 mod admission_policy;
 mod objects;
 mod operators;
+mod tailnet;
+
+const DENIED_TAG: &str = "make an auth key: the control plane responds 400: requested tags [tag:web] are invalid or not permitted";
 
 fn definition(ours: bool) -> Value {
     let spec = if ours { json!({"type": {}, "tailyard": {}}) } else { json!({"type": {}}) };
@@ -37,6 +40,13 @@ fn node(name: &str, kernel: &str, cidr: &str) -> Value {
 
 fn group(name: &str, type_: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"type": type_}})
+}
+
+/// A group that reports a fault.
+fn reporting(name: &str, type_: &str, message: &str) -> Value {
+    let mut group = group(name, type_);
+    group["status"]["conditions"] = json!([{"type": "ProxyGroupReady", "status": "False", "message": message}]);
+    group
 }
 
 fn set(name: &str, replicas: u32) -> Value {
@@ -132,6 +142,7 @@ fn ill() -> ClusterFacts {
             deployment("ts", "tailyard-reconciler", "localhost/tailyard:0.1.0", 1),
             deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1),
         ]),
+        groups: Ok(vec![reporting("eg", "egress", DENIED_TAG)]),
         renewed: false,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})]),
         live: live(
