@@ -107,7 +107,11 @@ impl Acme {
         match timeout(DEACTIVATION_TIMEOUT, work).await {
             // Those of a failed order are rarely valid.
             Ok(Err(error)) if issued.is_ok() => {
-                tracing::warn!(name, reason = error.reason(), "the account may order this name without another proof for some time: {error}");
+                tracing::warn!(
+                    name,
+                    reason = error.reason(),
+                    "the account may order this name without another proof for some time: {error}"
+                );
             }
             Err(_late) => tracing::warn!(name, "the account may order this name without another proof for some time: no response"),
             Ok(_) => {}

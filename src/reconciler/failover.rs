@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use futures_util::stream::{FuturesUnordered, StreamExt, poll_fn};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -210,17 +210,19 @@ impl Failover {
 
     /// Makes Pods of lost replicas unready while this process holds the Lease.
     async fn mark_lost(&self) {
-        let marks = |marked: mpsc::Sender<ReplicaPod>| async move {
-            let (mut suspected, mut leading) = (self.suspected.subscribe(), self.leading.subscribe());
-            while suspected.wait_for(|workloads| !workloads.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
-                let again = tokio::time::Instant::now() + CHANGE_INTERVAL;
-                let workloads = self.suspected.borrow().clone();
-                let pauses = join_all(workloads.iter().map(|workload| self.attempt(workload, &marked))).await;
-                sleep_until(again).await;
-                sleep(pauses.into_iter().max().unwrap_or_default()).await;
-            }
-        };
-        report_beside(marks, |pod| self.report_loss(pod)).await;
+        let (marked, marks) = mpsc::channel(MAX_WAITING_EVENTS);
+        report_beside(self.mark_suspected(marked), marks, |pod| self.report_loss(pod)).await;
+    }
+
+    async fn mark_suspected(&self, marked: mpsc::Sender<ReplicaPod>) {
+        let (mut suspected, mut leading) = (self.suspected.subscribe(), self.leading.subscribe());
+        while suspected.wait_for(|workloads| !workloads.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
+            let again = tokio::time::Instant::now() + CHANGE_INTERVAL;
+            let workloads = self.suspected.borrow().clone();
+            let pauses = join_all(workloads.iter().map(|workload| self.attempt(workload, marked.clone()))).await;
+            sleep_until(again).await;
+            sleep(pauses.into_iter().max().unwrap_or_default()).await;
+        }
     }
 
     /// Removes notes of replicas that this process reaches.
@@ -264,8 +266,8 @@ impl Failover {
     }
 
     /// Changes Pods of a workload; returns the minimum pause before the next attempt.
-    async fn attempt(&self, workload: &WorkloadKey, marked: &mpsc::Sender<ReplicaPod>) -> Duration {
-        let done = self.mark(workload, marked).await;
+    async fn attempt(&self, workload: &WorkloadKey, marked: mpsc::Sender<ReplicaPod>) -> Duration {
+        let done = self.mark(workload, &marked).await;
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = done else {
             *logged = None;
@@ -379,14 +381,21 @@ impl Failover {
 }
 
 /// Reports marks beside the work that sends them: a slow Event delays no mark.
-async fn report_beside<T, W, R>(marks: impl FnOnce(mpsc::Sender<T>) -> W, report: impl FnMut(T) -> R)
-where
-    W: Future<Output = ()>,
-    R: Future<Output = ()>,
-{
-    let (marked, mut reports) = mpsc::channel(MAX_WAITING_EVENTS);
-    let reports = poll_fn(move |context| reports.poll_recv(context));
-    tokio::join!(marks(marked), reports.for_each_concurrent(EVENTS_AT_ONCE, report));
+async fn report_beside<T, R: Future<Output = ()>>(work: impl Future<Output = ()>, mut marks: mpsc::Receiver<T>, report: impl Fn(T) -> R) {
+    let reports = async {
+        let mut running = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                mark = marks.recv(), if running.len() < EVENTS_AT_ONCE => match mark {
+                    Some(mark) => running.push(report(mark)),
+                    None => break,
+                },
+                Some(()) = running.next() => {}
+            }
+        }
+        while running.next().await.is_some() {}
+    };
+    tokio::join!(work, reports);
 }
 
 fn now() -> Instant {
@@ -402,7 +411,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn slow_event_of_a_lost_replica_delays_no_mark() {
         let (begin, written, slow) = (tokio::time::Instant::now(), AtomicU32::new(0), Duration::from_secs(2));
-        let marks = |marked: mpsc::Sender<u32>| async move {
+        let (marked, marks) = mpsc::channel(10);
+        let work = async move {
             for mark in 1..=10 {
                 sleep(CHANGE_INTERVAL).await;
                 marked.try_send(mark).expect("room");
@@ -413,7 +423,7 @@ mod tests {
             sleep(slow).await;
             written.fetch_add(1, Ordering::Relaxed);
         };
-        report_beside(marks, report).await;
+        report_beside(work, marks, report).await;
         assert_eq!((written.into_inner(), begin.elapsed()), (10, CHANGE_INTERVAL * 10 + slow));
     }
 }

@@ -70,13 +70,7 @@ impl EventWriter {
 
     /// Writes an Event that [`Self::admit`] or a schedule has limited. In a namespace that forbids Events the first attempt fails, and none
     /// follows for an hour.
-    pub async fn write_admitted_event(
-        &self,
-        about: &ObjectReference,
-        warning: bool,
-        reason: &str,
-        message: &str,
-    ) -> Result<(), KubeError> {
+    pub async fn write_admitted_event(&self, about: &ObjectReference, warning: bool, reason: &str, message: &str) -> Result<(), KubeError> {
         let namespace = about.namespace.clone().unwrap_or_else(|| CLUSTER_SCOPED.to_owned());
         let is_recent = |since: &Instant| since.elapsed() < FORBIDDEN_DELAY;
         if self.forbidden.lock().unwrap_or_else(PoisonError::into_inner).get(&namespace).is_some_and(is_recent) {

@@ -48,10 +48,8 @@ impl EventRates {
             self.swept = now;
             self.namespaces.retain(|_, rate| !(rate.all.is_full(now) && rate.reserved.is_full(now)));
         }
-        let full = || NamespaceRate {
-            all: TokenBucket::new(BURST, PER_SECOND),
-            reserved: TokenBucket::new(RESERVED_BURST, RESERVED_PER_SECOND),
-        };
+        let full =
+            || NamespaceRate { all: TokenBucket::new(BURST, PER_SECOND), reserved: TokenBucket::new(RESERVED_BURST, RESERVED_PER_SECOND) };
         let rate = self.namespaces.entry(namespace.to_owned()).or_insert_with(full);
         if !rate.all.try_take(now) {
             return false;
@@ -73,9 +71,8 @@ mod tests {
     #[test]
     fn flood_of_other_namespaces_leaves_the_reserved_events() {
         let mut rates = EventRates::default();
-        let mut taken = |namespace: &str, count: usize, second| {
-            (0..count).filter(|_| rates.try_take(namespace, Duration::from_secs(second))).count()
-        };
+        let mut taken =
+            |namespace: &str, count: usize, second| (0..count).filter(|_| rates.try_take(namespace, Duration::from_secs(second))).count();
         let flood: Vec<_> = (0..20).map(|number| taken(&format!("n{number}"), 1_000, 0)).collect();
         assert_eq!((flood[0], flood[19], flood.iter().sum::<usize>()), (100, 10, 5 * 100 + 15 * 10));
         assert_eq!(taken("quiet", 20, 0), 10);

@@ -174,7 +174,7 @@ fn one(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim<
     let Some((child, service)) = claims::child(work.observed, claim, ports, shape).zip(claim.service) else {
         let range = shape.ports();
         return ServiceOutcome::Refused(format!(
-            "{range} has fewer free ports than it needs: widen spec.tailyard.matchPortRange of the ProxyGroup, or use another group."
+            "Range {range} has fewer free ports than the Service needs: widen spec.tailyard.matchPortRange of the ProxyGroup, or use another group."
         ));
     };
     let settled = claim.object.is_some_and(|existing| child.holds(existing)) || work.write(child.manifest());

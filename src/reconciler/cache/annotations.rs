@@ -3,7 +3,6 @@
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::policy::ineffective::ineffective;
-use crate::model::controller::policy::requests::Parent;
 
 /// Message about the annotations of an object that have no effect.
 #[derive(Debug, PartialEq, Eq)]

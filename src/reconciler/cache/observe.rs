@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::index::ordinal;
 use super::keys::has_tenants;
-use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey, publishers};
+use super::{ClusterCache, Id, WatchRole, WorkKey, publishers};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;

@@ -290,7 +290,11 @@ fn events_beyond_the_rate_of_their_namespace_are_dropped_and_counted() {
         assert_eq!(dropped.load(Ordering::Relaxed), 400 - flood);
         write(&Resource::SERVICE.reference("quiet", "web", None), 0).await;
         write(&Resource::PROXY_GROUP.reference("", "in", None), 0).await;
-        assert_eq!(script.requests().len(), flood + 2, "another namespace, and a cluster-scoped object, whose Events are in the flooded one");
+        assert_eq!(
+            script.requests().len(),
+            flood + 2,
+            "another namespace, and a cluster-scoped object, whose Events are in the flooded one"
+        );
     });
 }
 

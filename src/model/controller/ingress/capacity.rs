@@ -141,7 +141,9 @@ fn share_internet_ports(plan: &mut IngressPlan<'_>, order: &[String]) {
         if let Some((port, owner)) = ports.iter().find_map(|port| owners.get_key_value(port)) {
             site.funnel = false;
             item.spec.notes.add(|| {
-                format!("It is not reached from the internet (Funnel): {owner} has port {port} of the ProxyGroup; publish this one by another.")
+                format!(
+                    "It is not reached from the internet (Funnel): {owner} has port {port} of the ProxyGroup; publish this one by another."
+                )
             });
             continue;
         }

@@ -89,7 +89,9 @@ impl<'a> Subject<'a> {
             (Some(group), _) => (Server::Group(assignment, group), request),
             (None, Parent::Service(service)) if rules.is_standalone(service) => (Server::OwnProxy, usize::from(!directions(service).1)),
             (None, Parent::Ingress(ingress)) if rules.is_standalone_ingress(ingress) => (Server::OwnProxy, request),
-            (None, Parent::Service(_)) if assignment == GroupAssignment::NotOurs && rules.standalone.has(namespace) => (Server::Nothing, request),
+            (None, Parent::Service(_)) if assignment == GroupAssignment::NotOurs && rules.standalone.has(namespace) => {
+                (Server::Nothing, request)
+            }
             (None, _) => (Server::Unknown, request),
         };
         Self { object, server, request }
@@ -306,7 +308,8 @@ mod tests {
             let switches: Vec<_> = annotations.filter(|key| ![HTTP_ENDPOINT, PROXY_GROUP].contains(key)).collect();
             assert_eq!(["true", "False", "0", " true "].map(|value| found_in(kind, &Value::Null, &switches, value)), [const { None }; 4]);
             for key in switches.into_iter().filter(|key| SWITCHES.contains(key)) {
-                let accepted = ["True", "TRUE", "t", " T ", "1"].map(|value| is_on(Some(&[(key.to_owned(), value.to_owned())].into()), key));
+                let accepted =
+                    ["True", "TRUE", "t", " T ", "1"].map(|value| is_on(Some(&[(key.to_owned(), value.to_owned())].into()), key));
                 assert_eq!(accepted, [!EXACT.contains(&key); 5], "{key}");
             }
         }
@@ -361,16 +364,48 @@ mod tests {
         let of_standalone = "is for objects with a proxy of their own and has no effect: ProxyGroup";
         let action = "serves this one. Remove it, or set tailscale.com/proxy-group to \"\".";
         let table = [
-            (json!({STANDBY: "true", EXPOSE: "true"}), json!({}), format!("Annotation {STANDBY} {of_standalone} in, the default of \
-                --default-ingress-group (chart: defaultProxyGroups.ingress), {action}")),
-            (json!({HOSTNAME: "db", TAILNET_IP: "100.64.0.1"}), json!({}), format!("Annotation {HOSTNAME} {of_standalone} eg, the default of \
-                --default-egress-group (chart: defaultProxyGroups.egress), {action}")),
-            (json!({TAGS: "tag:db", TAILNET_IP: "100.64.0.1", PROXY_GROUP: "own"}), json!({}), format!("Annotation {TAGS} {of_standalone} own {action}")),
-            (json!({EXPOSE: "true", PROXY_GROUP: "own"}), json!({PROXY_CLASS: "c"}), format!("Label {PROXY_CLASS} {of_standalone} own {action}")),
-            (json!({EXPOSE: "true", TAILNET_IP: "100.64.0.1"}), json!({}), format!("Annotation {EXPOSE} is for published Services and has no \
-                effect on one with a target in the tailnet: remove it.")),
-            (json!({PROXY_GROUP: "own"}), json!({PROXY_CLASS: "c"}), format!("Annotation {PROXY_GROUP} has no effect: the Service requests \
-                nothing of Tailscale. Set {EXPOSE}, {TAILNET_FQDN} or {TAILNET_IP}, or remove it.")),
+            (
+                json!({STANDBY: "true", EXPOSE: "true"}),
+                json!({}),
+                format!(
+                    "Annotation {STANDBY} {of_standalone} in, the default of \
+                --default-ingress-group (chart: defaultProxyGroups.ingress), {action}"
+                ),
+            ),
+            (
+                json!({HOSTNAME: "db", TAILNET_IP: "100.64.0.1"}),
+                json!({}),
+                format!(
+                    "Annotation {HOSTNAME} {of_standalone} eg, the default of \
+                --default-egress-group (chart: defaultProxyGroups.egress), {action}"
+                ),
+            ),
+            (
+                json!({TAGS: "tag:db", TAILNET_IP: "100.64.0.1", PROXY_GROUP: "own"}),
+                json!({}),
+                format!("Annotation {TAGS} {of_standalone} own {action}"),
+            ),
+            (
+                json!({EXPOSE: "true", PROXY_GROUP: "own"}),
+                json!({PROXY_CLASS: "c"}),
+                format!("Label {PROXY_CLASS} {of_standalone} own {action}"),
+            ),
+            (
+                json!({EXPOSE: "true", TAILNET_IP: "100.64.0.1"}),
+                json!({}),
+                format!(
+                    "Annotation {EXPOSE} is for published Services and has no \
+                effect on one with a target in the tailnet: remove it."
+                ),
+            ),
+            (
+                json!({PROXY_GROUP: "own"}),
+                json!({PROXY_CLASS: "c"}),
+                format!(
+                    "Annotation {PROXY_GROUP} has no effect: the Service requests \
+                nothing of Tailscale. Set {EXPOSE}, {TAILNET_FQDN} or {TAILNET_IP}, or remove it."
+                ),
+            ),
         ];
         for (annotations, labels, expected) in table {
             let service = json!({"metadata": {"namespace": "u", "name": "s", "annotations": annotations, "labels": labels}});

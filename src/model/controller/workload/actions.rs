@@ -34,7 +34,7 @@ pub struct GroupPlan {
     pub slices: Vec<SliceWrite>,
     /// Objects to delete, in order.
     pub delete: Vec<Delete>,
-    /// Control plane requests, in order.
+    /// Control plane requests, in order. Those for Tailscale Services take turns ([`super::service_requests`]).
     pub control: Vec<ControlAction>,
     /// Finalizers and status of the group, if changed.
     pub group: Option<GroupUpdate>,

@@ -200,7 +200,10 @@ impl FaultRecords {
     fn of(&self, subject: &WorkloadKey) -> impl Iterator<Item = &FaultRecord> {
         let workloads = self.by_subject.get(subject).into_iter().flat_map(BTreeMap::keys);
         let range = (subject.clone(), 0)..=(subject.clone(), u64::MAX);
-        workloads.filter_map(|key| self.by_workload.get(key)).flat_map(move |records| records.range(range.clone())).map(|(_, record)| record)
+        workloads
+            .filter_map(|key| self.by_workload.get(key))
+            .flat_map(move |records| records.range(range.clone()))
+            .map(|(_, record)| record)
     }
 }
 

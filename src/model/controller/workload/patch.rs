@@ -42,7 +42,10 @@ fn is_current(patch: &Value, planned: &Value, now: &Value) -> bool {
 
 fn equal_in(patch: &Value, planned: &Value, now: &Value) -> bool {
     let Value::Object(fields) = patch else { return planned == now };
-    fields.iter().filter(|(name, _)| !matches!(name.as_str(), "resourceVersion" | "finalizers")).all(|(name, field)| equal_in(field, &planned[name], &now[name]))
+    fields
+        .iter()
+        .filter(|(name, _)| !matches!(name.as_str(), "resourceVersion" | "finalizers"))
+        .all(|(name, field)| equal_in(field, &planned[name], &now[name]))
 }
 
 #[cfg(test)]

@@ -47,7 +47,8 @@ fn cost_of_a_comparison_of_tailnets_does_not_grow_with_proxies_that_have_not_joi
                 names::PARENT_NAMESPACE: "first"});
             cluster.put("Secret", json!({"metadata": {"name": format!("ts-s{number}-abcde-0-config"), "namespace": NS, "labels": labels}}));
         }
-        let replicas = cluster.cache.standalone_keys().filter_map(|key| cluster.cache.indices.workloads.get(key)).map(|one| one.replicas.len());
+        let replicas =
+            cluster.cache.standalone_keys().filter_map(|key| cluster.cache.indices.workloads.get(key)).map(|one| one.replicas.len());
         assert_eq!(replicas.sum::<usize>(), count);
         let measured = allocation_counter::measure(|| drop(cluster.cache.other_tailnets(&"far".into())));
         measured.count_total

@@ -173,7 +173,9 @@ impl Routing<'_, '_> {
                 host if hosts.contains_key(host) => host,
                 host if host.contains('.') => {
                     self.notes.add(|| {
-                        format!("the rule for host {host} is not served: its name here is {dns}, and spec.tls names no certificate for {host}.")
+                        format!(
+                            "the rule for host {host} is not served: its name here is {dns}, and spec.tls names no certificate for {host}."
+                        )
                     });
                     continue;
                 }

@@ -32,7 +32,9 @@ pub fn service(service: &Service) -> Result<PublishSpec, Vec<String>> {
         whole.addresses = addresses(service);
         if whole.addresses.is_empty() {
             wrong.add(|| {
-                format!("It has no address in the cluster (spec.type {kind}, headless or not yet given): use one that has a spec.clusterIP.")
+                format!(
+                    "It has no address in the cluster (spec.type {kind}, headless or not yet given): use one that has a spec.clusterIP."
+                )
             });
         }
     }
@@ -77,7 +79,7 @@ fn announced(service: &Service, wrong: &mut FaultList) -> BTreeSet<u16> {
     let is_tcp = |port: &&ServicePort| port.protocol.as_deref().unwrap_or("TCP") == "TCP";
     let ports: Vec<&ServicePort> = spec.and_then(|spec| spec.ports.as_ref()).into_iter().flatten().filter(is_tcp).collect();
     let number = |port: &ServicePort| u16::try_from(port.port).ok();
-    if is_true(setting) {
+    if is_true(names::PROXY_PROTOCOL, setting) {
         if ports.is_empty() {
             wrong.add(|| format!("{}: it has no TCP port, and other protocols have no such header.", names::PROXY_PROTOCOL));
         }

@@ -155,7 +155,12 @@ fn faults_of_an_ingress_are_few_and_short_whatever_their_number_and_length() {
         ("certificates of other hosts", json!({}), tls(json!("ending")), true),
         ("tags", tags("a,".repeat(100_000)), json!({"defaultBackend": backend()}), false),
         ("a long tag", tags("é".repeat(100_000)), json!({"defaultBackend": backend()}), false),
-        ("no route", tags("a,".repeat(100_000)), json!({"rules": rules(|_| String::new(), |_| "x".repeat(300), backend())["rules"]}), false),
+        (
+            "no route",
+            tags("a,".repeat(100_000)),
+            json!({"rules": rules(|_| String::new(), |_| "x".repeat(300), backend())["rules"]}),
+            false,
+        ),
     ];
     for (case, annotations, spec, is_served) in cases {
         let parsed = read(annotations, spec);
@@ -205,8 +210,11 @@ fn user_certificate_is_validated_for_its_host_alone() {
             (named, usize::from(says.is_some())),
             "{secret} {host}"
         );
-        let (expected, other) =
-            if secret == "ending" { (published.warnings.texts(), published.notes.texts()) } else { (published.notes.texts(), published.warnings.texts()) };
+        let (expected, other) = if secret == "ending" {
+            (published.warnings.texts(), published.notes.texts())
+        } else {
+            (published.notes.texts(), published.warnings.texts())
+        };
         assert_eq!((expected.len(), other.len()), (published.flaws.len(), 0), "{secret} {host}");
         assert!(says.is_none_or(|says| expected[0].contains(says)), "{secret} {host}: {expected:?}");
     }

@@ -73,7 +73,7 @@ fn refused_names_of_a_tenant_delay_no_name_and_no_release_of_another() {
 
 #[test]
 fn refused_name_is_a_fault_of_its_object_and_not_of_the_group() {
-    let mut world = with_refused();
+    let world = with_refused();
     assert_eq!(world.ready("in").0, "True", "{:?}", world.ready("in"));
     let plan = pass(&world.observe("in"));
     let reported = plan.faults.iter().filter(|fault| fault.reason == "TailscaleServiceDenied");

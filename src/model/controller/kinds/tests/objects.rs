@@ -58,10 +58,18 @@ fn rollout_of_several_pods_at_once_is_corrected_and_its_default_is_never_written
 #[test]
 fn init_container_runs_the_command_of_its_own_image() {
     let (stock, own) = ("r/tailscale:v1", "r/tailyard:v1");
-    for (main, init, command) in [(own, own, "tailyard"), (own, stock, "/bin/sh"), (stock, own, "tailyard"), (stock, stock, "/bin/sh"), (own, "", "tailyard"), (stock, "", "/bin/sh")] {
+    for (main, init, command) in [
+        (own, own, "tailyard"),
+        (own, stock, "/bin/sh"),
+        (stock, own, "tailyard"),
+        (stock, stock, "/bin/sh"),
+        (own, "", "tailyard"),
+        (stock, "", "/bin/sh"),
+    ] {
         let mut world = World::new();
         let init_container = if init.is_empty() { json!({}) } else { json!({"image": init}) };
-        world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": main}, "tailscaleInitContainer": init_container}}}));
+        world
+            .with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": main}, "tailscaleInitContainer": init_container}}}));
         world.group("pg", json!({"type": "egress", "proxyClass": "c"}));
         world.settle();
         let container = &world.objects[&object(Kind::StatefulSet, "pg")]["spec"]["template"]["spec"]["initContainers"][0];

@@ -180,7 +180,8 @@ fn over_zones(shape: &RenderContext<'_>) -> Affinity {
 }
 
 fn sysctler(shape: &RenderContext<'_>) -> Container {
-    let words: &[&str] = if is_stock(shape.init_image()) { &["/bin/sh", "-c", STOCK_SYSCTL] } else { &["tailyard", "enable-ip-forwarding"] };
+    let words: &[&str] =
+        if is_stock(shape.init_image()) { &["/bin/sh", "-c", STOCK_SYSCTL] } else { &["tailyard", "enable-ip-forwarding"] };
     Container {
         name: SYSCTLER.to_owned(),
         image: Some(shape.init_image().to_owned()),

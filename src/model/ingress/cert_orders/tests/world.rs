@@ -195,7 +195,7 @@ impl World {
             }
             let replica = &self.replicas[ordinal];
             let at = Duration::from_secs(u64::try_from(now - replica.begun).expect("time goes on"));
-            if replica.issuer.wake().is_some_and(|wake| wake <= at) {
+            if replica.alive && replica.issuer.wake().is_some_and(|wake| wake <= at) {
                 self.step(ordinal, OrderEvent::Tick);
                 let wake = self.replicas[ordinal].issuer.wake();
                 assert!(wake.is_none_or(|wake| wake > at), "a timer in the past keeps the task busy: {wake:?} at {at:?}");
