@@ -6,6 +6,7 @@
 //! lost active Pod of a standalone proxy passes to the waiting one before its Pod is made unready.
 
 mod pair;
+mod reports;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,8 +42,6 @@ const TURNS_PER_READ: u32 = 2;
 const CHANGE_INTERVAL: Duration = Duration::from_millis(300);
 /// Marks whose Events wait to be written; further ones are in the log only.
 const MAX_WAITING_EVENTS: usize = 1000;
-/// Events about marks that are written concurrently.
-const EVENTS_AT_ONCE: usize = 16;
 /// End of a permission that does not end.
 const ENDLESS_PERIOD: Duration = Duration::from_hours(24 * 365 * 30);
 /// Pause after a request without response: it may still take effect, so another replica must not be marked before.
@@ -211,7 +210,7 @@ impl Failover {
     /// Makes Pods of lost replicas unready while this process holds the Lease.
     async fn mark_lost(&self) {
         let (marked, marks) = mpsc::channel(MAX_WAITING_EVENTS);
-        report_beside(self.mark_suspected(marked), marks, |pod| self.report_loss(pod)).await;
+        reports::report_beside(self.mark_suspected(marked), marks, |pod| self.report_loss(pod)).await;
     }
 
     async fn mark_suspected(&self, marked: mpsc::Sender<ReplicaPod>) {
@@ -380,50 +379,6 @@ impl Failover {
     }
 }
 
-/// Reports marks beside the work that sends them: a slow Event delays no mark.
-async fn report_beside<T, R: Future<Output = ()>>(work: impl Future<Output = ()>, mut marks: mpsc::Receiver<T>, report: impl Fn(T) -> R) {
-    let reports = async {
-        let mut running = FuturesUnordered::new();
-        loop {
-            tokio::select! {
-                mark = marks.recv(), if running.len() < EVENTS_AT_ONCE => match mark {
-                    Some(mark) => running.push(report(mark)),
-                    None => break,
-                },
-                Some(()) = running.next() => {}
-            }
-        }
-        while running.next().await.is_some() {}
-    };
-    tokio::join!(work, reports);
-}
-
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn slow_event_of_a_lost_replica_delays_no_mark() {
-        let (begin, written, slow) = (tokio::time::Instant::now(), AtomicU32::new(0), Duration::from_secs(2));
-        let (marked, marks) = mpsc::channel(10);
-        let work = async move {
-            for mark in 1..=10 {
-                sleep(CHANGE_INTERVAL).await;
-                marked.try_send(mark).expect("room");
-                assert_eq!(begin.elapsed(), CHANGE_INTERVAL * mark);
-            }
-        };
-        let report = async |_| {
-            sleep(slow).await;
-            written.fetch_add(1, Ordering::Relaxed);
-        };
-        report_beside(work, marks, report).await;
-        assert_eq!((written.into_inner(), begin.elapsed()), (10, CHANGE_INTERVAL * 10 + slow));
-    }
 }

@@ -80,6 +80,9 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     let (before, theirs) = (all(), site.service().1);
     let same = || assert_eq!(all(), before, "devices, names, and the addresses of the site");
 
+    for check in ["$ kubectl get serviceaccount", "$ kubectl get ingresses"] {
+        assert_eq!(stage.guide.run(MIGRATE, check, &[]).trim(), "", "no pull Secrets, and no Funnel");
+    }
     stage.take_over();
     // The stock image may hang if a target's name is not in its first netmap: the Pod is not ready then, and replaced by the next change.
     standalone::run_image(&stage, "solo", STOCK, "ts-");
@@ -90,6 +93,8 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     same();
     assert_ne!(site.service().1, theirs, "the Tailscale Service is ours alone");
     assert_eq!(stage.cluster.doctor().faults(&WITH_THEIR_IMAGE), [""; 0]);
+    let images = stage.guide.run(MIGRATE, "$ kubectl get proxyclasses", &[]);
+    assert!(images.lines().all(|class| class.split_whitespace().count() == 1), "classes without images: {images}");
     stage.use_our_image();
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, TAILYARD, "ts-");
@@ -115,6 +120,8 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     standalone.is_served_by(&stage, STOCK, "proxies");
     site.run_image(STOCK);
     stage.guide.run(MIGRATE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
+    let accounts = stage.guide.run(MIGRATE, "$ kubectl get pods", &[]);
+    assert!(accounts.lines().all(|account| account == "proxies"), "{accounts}");
     stage.guide.run(MIGRATE, "$ kubectl delete secret", &[]);
     standalone::reached(&stage, &guest);
     site.reached(&guest);

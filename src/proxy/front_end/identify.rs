@@ -156,10 +156,10 @@ mod tests {
         let mut waited = Duration::ZERO;
         for second in 0..120 {
             sleep_until(begin + Duration::from_secs(second)).await;
-            let asked = Instant::now();
+            let sent = Instant::now();
             let requests = (1..=3).map(|port| identify.who(SocketAddr::from(([100, 64, 0, 9], port))));
             let answers = join_all(requests).await;
-            let took = asked.elapsed();
+            let took = sent.elapsed();
             assert!(took <= MAX_WAIT + Duration::from_millis(10), "{took:?} at {second}");
             waited += took;
             for identity in answers {

@@ -35,7 +35,7 @@ pub enum Fate {
 use Fate::{NotRun, RunBy};
 
 /// Every block of the documents, by its first words.
-pub const BLOCKS: [(&str, &str, Fate); 36] = [
+pub const BLOCKS: [(&str, &str, Fate); 40] = [
     (README, "$ make demo", NotRun("the tier demo runs the demo")),
     (README, "$ make image", RunBy(&[CROSSING])),
     (README, "$ kubectl annotate", RunBy(&[CROSSING])),
@@ -62,15 +62,19 @@ pub const BLOCKS: [(&str, &str, Fate); 36] = [
     (UPGRADE, "$ kubectl set image", RunBy(&[SERVICES])),
     (MIGRATE, "$ kubectl get deployments", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ kubectl get deployment -n", RunBy(&[GROUP, SITES])),
+    (MIGRATE, "$ kubectl get serviceaccount", RunBy(&[SITES])),
+    (MIGRATE, "$ kubectl get ingresses", RunBy(&[SITES])),
     (MIGRATE, "$ kubectl get secret", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ kubectl scale -n tailscale deployment/operator", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ helm install", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ helm upgrade", RunBy(&[GROUP, SITES])),
+    (MIGRATE, "$ kubectl get proxyclasses", RunBy(&[SITES])),
     (MIGRATE, "ns=tailscale", RunBy(&[GROUP])),
     (MIGRATE, "$ kubectl get endpointslices", RunBy(&[GROUP])),
     (MIGRATE, "$ kubectl delete -f", RunBy(&[SITES])),
     (MIGRATE, "$ kubectl apply -f site.yaml", RunBy(&[SITES])),
     (MIGRATE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", RunBy(&[SITES])),
+    (MIGRATE, "$ kubectl get pods", RunBy(&[SITES])),
     (MIGRATE, "$ kubectl delete secret", RunBy(&[SITES])),
 ];
 
