@@ -105,7 +105,8 @@ fn standby_makes_a_replica_unready_when_the_leader_ends_with_its_node() {
         let begin = Instant::now();
         until_async("the replica is unready", DEADLINE, async || is_lost(&stage, "g-0").await).await;
         println!("unready after {:?}", begin.elapsed());
-        assert!(standby.log().contains("replica lost: no answer to health probes; made its Pod unready"));
+        let marked = "replica lost: no answer to health probes; made its Pod unready";
+        until_async("the response to its write", DEADLINE, async || standby.log().contains(marked)).await;
         assert!(standby.get("/metrics").contains("\ntailyard_leader 0\n"), "it is not the leader of the reconcilers yet");
     });
 }
