@@ -36,7 +36,7 @@ use stats::{Counts, Stats};
 
 mod activity;
 mod body;
-mod client;
+pub mod client;
 mod connection;
 mod dial;
 pub mod endpoints;
@@ -45,6 +45,7 @@ mod linger_close;
 mod listen;
 mod pool;
 mod request;
+pub mod seams;
 mod sources;
 pub mod stats;
 mod tunnel;

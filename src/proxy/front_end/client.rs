@@ -25,12 +25,35 @@ pub(super) struct ConnectionBudget {
     pub(super) _process: OwnedSemaphorePermit,
 }
 
-/// A client's connection, for its requests and tunnels.
+/// A client's connection, for its requests and tunnels; `caller` is state of the service.
 #[derive(Debug)]
-pub(super) struct ClientConnection {
+pub struct ClientConnection<C> {
+    pub caller: C,
+    /// The client's address.
+    pub client: Option<SocketAddr>,
     pub(super) port: Arc<SitePort>,
-    pub(super) client: Option<SocketAddr>,
     pub(super) _open: OpenGuard,
     pub(super) _place: ConnectionSlot,
     pub(super) _room: Arc<ConnectionBudget>,
+}
+
+impl<C> ClientConnection<C> {
+    /// Name of the listener, that of its Tailscale Service.
+    pub fn service(&self) -> &str {
+        &self.port.service
+    }
+
+    /// Port of the Tailscale Service.
+    pub fn port(&self) -> u16 {
+        self.port.number
+    }
+
+    pub fn over_tls(&self) -> bool {
+        self.port.over_tls
+    }
+
+    /// Address by which tailscaled knows the client; `None` for a client of the cluster, which may have the same address.
+    pub fn tailnet_client(&self) -> Option<SocketAddr> {
+        self.client.filter(|_| self.port.network == ClientNetwork::Tailnet)
+    }
 }
