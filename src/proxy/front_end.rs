@@ -50,6 +50,7 @@ mod sources;
 pub mod stats;
 mod tunnel;
 mod upstream;
+pub mod vhosts;
 
 /// Retry interval of failed listeners.
 const LISTEN_RETRY_INTERVAL: Duration = Duration::from_secs(5);

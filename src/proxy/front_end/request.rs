@@ -1,12 +1,10 @@
 //! One request: route, upstream request and response.
 
-use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, HeaderValue, LOCATION, UPGRADE};
+use http::header::{CONNECTION, EXPECT, HOST, HeaderValue, UPGRADE};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body as _, Incoming};
@@ -14,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::api::routes::BackendProtocol;
 use crate::model::front_end::vhosts::headers::{self, RequestInfo};
-use crate::model::front_end::vhosts::{Proxied, RouteDecision, Vhost};
+use crate::model::front_end::vhosts::Proxied;
 
 use super::SitePort;
 use super::activity::{InFlight, InFlightGuard, Progress};
@@ -24,6 +22,7 @@ use super::dial::DialError;
 use super::pool::Pool;
 use super::tunnel;
 use super::upstream::{SendError, Upstream, UpstreamRequest};
+use super::vhosts::{decided, text};
 
 /// Handles a request of this connection.
 pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
@@ -68,31 +67,6 @@ fn target(request: &Request<Incoming>) -> Option<PathAndQuery> {
     let target = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let fits = target.as_str().starts_with(['/', '?']) || (target.as_str() == "*" && request.method() == Method::OPTIONS);
     fits.then_some(target)
-}
-
-/// Backend and path, or a direct response.
-fn decided<'a>(
-    site: &'a Vhost,
-    port: &SitePort,
-    name: &str,
-    target: &'a PathAndQuery,
-) -> Result<(&'a Proxied, PathAndQuery), Box<ProxiedResponse>> {
-    Err(Box::new(match site.decide(port.number, name, target.as_str()) {
-        RouteDecision::Proxy(proxied, Cow::Borrowed(_)) => return Ok((proxied, target.clone())),
-        RouteDecision::Proxy(proxied, Cow::Owned(path)) => match path.try_into() {
-            Ok(path) => return Ok((proxied, path)),
-            Err(_) => text(StatusCode::BAD_REQUEST, "the path cannot be rewritten for the backend\n"),
-        },
-        RouteDecision::Redirect(status, to) => redirect(status, &to),
-        RouteDecision::Text(words) => text(StatusCode::OK, words.to_owned()),
-        RouteDecision::Misdirected => text(StatusCode::MISDIRECTED_REQUEST, "unknown host\n"),
-        RouteDecision::Ambiguous => text(StatusCode::BAD_REQUEST, "ambiguous path: remove its dot segments\n"),
-        RouteDecision::NotFound => text(StatusCode::NOT_FOUND, "no route matches this path\n"),
-        RouteDecision::Broken(why) => {
-            tracing::debug!(service = port.service, why, "route is misconfigured");
-            text(StatusCode::BAD_GATEWAY, "the route is misconfigured: see the events of the Ingress and the replica's metrics\n")
-        }
-    }))
 }
 
 /// Route of a request to a backend.
@@ -324,21 +298,4 @@ fn named(request: &Request<Incoming>) -> Option<HeaderValue> {
         return None;
     }
     HeaderValue::from_str(authority.as_str()).ok()
-}
-
-fn redirect(status: u16, to: &str) -> ProxiedResponse {
-    let mut answer = text(StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND), "");
-    match HeaderValue::from_str(to) {
-        Ok(to) => drop(answer.headers_mut().insert(LOCATION, to)),
-        Err(_) => return text(StatusCode::BAD_REQUEST, "the path cannot be redirected\n"),
-    }
-    answer
-}
-
-/// A response of our own.
-pub(super) fn text(status: StatusCode, words: impl Into<Bytes>) -> ProxiedResponse {
-    let mut answer = Response::new(Download::Text(words.into()));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    answer
 }
