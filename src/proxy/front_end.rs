@@ -135,7 +135,7 @@ pub struct FrontEnd {
 /// Values for a scrape.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FrontEndSample {
-    pub sites: BTreeMap<String, stats::SiteCounts>,
+    pub sites: BTreeMap<String, stats::ListenerCounts>,
     /// Status of virtual hosts.
     pub in_place: Arc<BTreeMap<String, SiteStatus>>,
     /// Reasons of invalid certificates, by name.
@@ -170,7 +170,7 @@ struct PortSnapshot {
 }
 
 #[derive(Debug)]
-struct SitePort {
+struct ListenerPort {
     service: String,
     number: u16,
     over_tls: bool,

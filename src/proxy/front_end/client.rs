@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::SitePort;
+use super::ListenerPort;
 use super::sources::ConnectionSlot;
 use super::stats::OpenGuard;
 
@@ -18,7 +18,7 @@ pub(super) enum ClientNetwork {
     Cluster(IpAddr),
 }
 
-/// Permits for one connection: of its virtual host, and of the process. Held until the connection and its tunnels end.
+/// Permits for one connection: of its Tailscale Service, and of the process. Held until the connection and its tunnels end.
 #[derive(Debug)]
 pub(super) struct ConnectionBudget {
     pub(super) _site: OwnedSemaphorePermit,
@@ -31,7 +31,7 @@ pub struct ClientConnection<C> {
     pub caller: C,
     /// The client's address.
     pub client: Option<SocketAddr>,
-    pub(super) port: Arc<SitePort>,
+    pub(super) port: Arc<ListenerPort>,
     pub(super) _open: OpenGuard,
     pub(super) _place: ConnectionSlot,
     pub(super) _room: Arc<ConnectionBudget>,

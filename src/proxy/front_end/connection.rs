@@ -26,7 +26,7 @@ use super::client::{ClientConnection, ClientNetwork, ConnectionBudget};
 use super::dial::MAX_HEADERS;
 use super::linger_close::hand_out;
 use super::request::answer;
-use super::{Closing, Limits, SitePort};
+use super::{Closing, Limits, ListenerPort};
 
 /// Time for an idle client to close after GOAWAY or `Connection: close`.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,7 +55,7 @@ impl RejectedConnection {
 /// Serves a connection until it ends; once `closing`, new requests are rejected. Returns it if TLS has ended and TCP must still be closed.
 pub(super) async fn serve(
     mut stream: TcpStream,
-    port: Arc<SitePort>,
+    port: Arc<ListenerPort>,
     room: Arc<ConnectionBudget>,
     closing: watch::Receiver<bool>,
 ) -> Option<TcpStream> {
@@ -100,7 +100,7 @@ pub(super) async fn serve(
     given_back.try_recv().ok()
 }
 
-fn too_many(port: &SitePort, client: Option<SocketAddr>, is_logged: bool) {
+fn too_many(port: &ListenerPort, client: Option<SocketAddr>, is_logged: bool) {
     port.counts.refused("Source");
     if let Some(client) = client.filter(|_| is_logged) {
         let (service, most) = (&port.service, port.shared.limits.shares.source);

@@ -21,12 +21,12 @@ use crate::runtime::snapshot::SnapshotCell;
 use super::client::{ClientNetwork, ConnectionBudget};
 use super::connection::serve;
 use super::linger_close::linger;
-use super::{ListenerContext, Loopback, PortSnapshot, SitePort};
+use super::{ListenerContext, Loopback, PortSnapshot, ListenerPort};
 
 /// Keys of the listeners of the tailnet.
 const TAILNET: RangeInclusive<(ClientNetwork, u16)> = (ClientNetwork::Tailnet, 0)..=(ClientNetwork::Tailnet, u16::MAX);
 
-/// Listeners of all virtual hosts.
+/// Listeners of all Tailscale Services.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     addresses: BTreeMap<String, Ipv4Addr>,
@@ -34,7 +34,7 @@ pub(super) struct Listeners {
     tasks: JoinSet<()>,
 }
 
-/// Open listeners of one virtual host.
+/// Open listeners of one Tailscale Service.
 #[derive(Debug)]
 struct BoundListener {
     served: SnapshotCell<PortSnapshot>,
@@ -127,7 +127,7 @@ impl BoundListener {
             match bind(at).await {
                 Ok((listener, at)) => {
                     let (closing, closed) = watch::channel(false);
-                    let port_of = SitePort {
+                    let port_of = ListenerPort {
                         service: name.to_owned(),
                         number: port,
                         over_tls: is_over_tls(kind),
@@ -173,16 +173,16 @@ async fn bind(at: Option<SocketAddr>) -> std::io::Result<(TcpListener, SocketAdd
 }
 
 /// Next connection within the limits; `None` if accepting failed. Further connections wait in the kernel's backlog.
-async fn accept(listener: &TcpListener, port: &SitePort) -> Option<(TcpStream, ConnectionBudget)> {
+async fn accept(listener: &TcpListener, port: &ListenerPort) -> Option<(TcpStream, ConnectionBudget)> {
     let (stream, _) = next(listener, &port.service).await?;
-    // The virtual host's limit first: waiting for it holds no shared permit.
+    // The limit of the Tailscale Service first: waiting for it holds no shared permit.
     let site = Arc::clone(&port.room).acquire_owned().await.ok()?;
     let process = Arc::clone(&port.shared.connections).acquire_owned().await.ok()?;
     Some((stream, ConnectionBudget { _site: site, _process: process }))
 }
 
 /// Accepts connections until closed, then waits for open connections and tunnels.
-async fn listen(listener: TcpListener, port: Arc<SitePort>, mut closing: watch::Receiver<bool>) {
+async fn listen(listener: TcpListener, port: Arc<ListenerPort>, mut closing: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
     loop {
         let accepted = {

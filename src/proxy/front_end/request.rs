@@ -14,7 +14,7 @@ use crate::api::routes::BackendProtocol;
 use crate::model::front_end::vhosts::headers::{self, RequestInfo};
 use crate::model::front_end::vhosts::Proxied;
 
-use super::SitePort;
+use super::ListenerPort;
 use super::activity::{InFlight, InFlightGuard, Progress};
 use super::body::{ClientFault, Download, ProxiedResponse, ResponseGuard, Upload, Uploading};
 use super::client::{ClientConnection, ClientNetwork};
@@ -72,7 +72,7 @@ fn target(request: &Request<Incoming>) -> Option<PathAndQuery> {
 /// Route of a request to a backend.
 struct UpstreamRoute<'a> {
     connection: &'a Arc<ClientConnection>,
-    port: &'a SitePort,
+    port: &'a ListenerPort,
     proxied: &'a Proxied,
     aim: UpstreamRequest,
     name: &'a str,

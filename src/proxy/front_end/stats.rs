@@ -1,4 +1,4 @@
-//! Counters of each virtual host, read by scrapes.
+//! Counters of the listeners of each Tailscale Service, read by scrapes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +14,13 @@ pub const CODES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 /// Upper bounds of response times, in seconds: from a backend in the same zone to the response timeout.
 const LATENCY_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0];
 
-/// Counters of one virtual host.
+/// Counters of the listeners of one Tailscale Service.
 #[derive(Debug)]
-pub struct Counts(Mutex<SiteCounts>);
+pub struct Counts(Mutex<ListenerCounts>);
 
-/// Values of the counters of one virtual host.
+/// Values of the counters of one Tailscale Service.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct SiteCounts {
+pub struct ListenerCounts {
     /// Requests by [`CODES`].
     pub codes: [u64; 5],
     /// Time until the response head.
@@ -40,7 +40,7 @@ pub struct SiteCounts {
     pub open: usize,
 }
 
-/// Counters of all virtual hosts, and open connections.
+/// Counters of all listeners, and open connections.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
     sites: Arc<Mutex<BTreeMap<String, Arc<Counts>>>>,
@@ -57,12 +57,12 @@ pub(super) struct OpenGuard {
 impl Default for Counts {
     fn default() -> Self {
         let latency = HistogramSample { bounds: &LATENCY_BOUNDS, counts: vec![0; LATENCY_BOUNDS.len() + 1], sum: 0.0 };
-        Self(Mutex::new(SiteCounts { latency, ..SiteCounts::default() }))
+        Self(Mutex::new(ListenerCounts { latency, ..ListenerCounts::default() }))
     }
 }
 
 impl Counts {
-    fn locked(&self) -> MutexGuard<'_, SiteCounts> {
+    fn locked(&self) -> MutexGuard<'_, ListenerCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,12 +101,12 @@ impl Counts {
 }
 
 impl Stats {
-    pub fn sample(&self) -> BTreeMap<String, SiteCounts> {
+    pub fn sample(&self) -> BTreeMap<String, ListenerCounts> {
         let sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
         sites.iter().map(|(name, counts)| (name.clone(), counts.locked().clone())).collect()
     }
 
-    /// Number of open connections, including those of removed virtual hosts.
+    /// Number of open connections, including those of removed listeners.
     pub fn open(&self) -> watch::Receiver<usize> {
         self.open.subscribe()
     }
@@ -116,7 +116,7 @@ impl Stats {
         Arc::clone(sites.entry(name.to_owned()).or_default())
     }
 
-    /// Removes the counters of a virtual host.
+    /// Removes the counters of a Tailscale Service.
     pub(super) fn forget(&self, name: &str) {
         self.sites.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }

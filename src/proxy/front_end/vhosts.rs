@@ -9,13 +9,13 @@ use http::{Response, StatusCode};
 
 use crate::model::front_end::vhosts::{Proxied, RouteDecision, Vhost};
 
-use super::SitePort;
+use super::ListenerPort;
 use super::body::{Download, ProxiedResponse};
 
 /// Backend and path, or a direct response.
 pub(super) fn decided<'a>(
     site: &'a Vhost,
-    port: &SitePort,
+    port: &ListenerPort,
     name: &str,
     target: &'a PathAndQuery,
 ) -> Result<(&'a Proxied, PathAndQuery), Box<ProxiedResponse>> {

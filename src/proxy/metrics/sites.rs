@@ -61,7 +61,7 @@ impl SiteMetrics {
         page.write(&self.connections, sites().map(|(name, counts)| ([name], size(counts.open))));
         page.write(&self.fallbacks, sites().map(|(name, counts)| ([name], number(counts.fallbacks))));
         page.write(&self.upgrades, sites().map(|(name, counts)| ([name], number(counts.upgrades))));
-        let words = |of: fn(&crate::proxy::front_end::stats::SiteCounts) -> &std::collections::BTreeMap<&'static str, u64>| {
+        let words = |of: fn(&crate::proxy::front_end::stats::ListenerCounts) -> &std::collections::BTreeMap<&'static str, u64>| {
             sites().flat_map(move |(name, counts)| of(counts).iter().map(move |(word, count)| ([name, *word], number(*count))))
         };
         page.write(&self.handshakes, words(|counts| &counts.handshakes));

@@ -236,14 +236,14 @@ async fn page_has_exactly_the_site_and_backend_series() {
     use crate::proxy::front_end::{FrontEndSample, stats};
     let metrics = Metrics::new().expect("families");
     assert!(!metrics.page(&snapshot(Instant::now()), None).contains("tailyard_http_"), "a replica without sites has none");
-    let counts = stats::SiteCounts {
+    let counts = stats::ListenerCounts {
         codes: [0, 7, 0, 0, 1],
         latency: HistogramSample { bounds: &[0.1, 2.0], counts: vec![5, 2, 1], sum: 4.5 },
         handshakes: [("ok", 3), ("UnknownName", 1)].into(),
         failures: [("Connect", 2)].into(),
         aborted: [("Client", 5)].into(),
         open: 4,
-        ..stats::SiteCounts::default()
+        ..stats::ListenerCounts::default()
     };
     let placed = SiteStatus { missing: ["a.ts.net".to_owned()].into(), faults: [(80, "taken".to_owned())].into(), ..SiteStatus::default() };
     let backend = Backend { namespace: "ns".into(), service: "web".into(), port_name: "http".into(), ..Backend::default() };

@@ -1,4 +1,4 @@
-//! Connection and request limits: per process, per virtual host, per client.
+//! Connection and request limits: per process, per Tailscale Service, per client.
 //!
 //! A connection takes a file descriptor and memory. A part of both is reserved for the rest of the process: without descriptors
 //! tailscaled's notifications are lost and every virtual host is withdrawn; without memory the container is killed.
@@ -16,7 +16,7 @@ const CONNECTION: usize = 128 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {
     pub connections: usize,
-    /// Client connections per virtual host.
+    /// Client connections of the listeners of one Tailscale Service.
     pub site: usize,
     /// Connections per client ([`source`]).
     pub source: usize,
