@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::api::routes::Backend;
-use crate::edge::tls::{Acceptor, Certificates, Connector, TlsError};
+use crate::edge::tls::{Acceptor, Certificates, TlsError};
 use crate::model::flows::drain::Budget;
 use crate::model::front_end::vhosts::headers::Upgrades;
 use crate::model::front_end::vhosts::shares::Shares;
@@ -28,9 +28,9 @@ use crate::runtime::watch_ext::put;
 
 use client::ClientNetwork;
 use endpoints::UpstreamEndpoints;
-use identify::{Identify, WhoIsLookup};
 use listen::Listeners;
 use pool::Pools;
+use seams::HttpService;
 use sources::ConnectionLimits;
 use stats::{Counts, Stats};
 
@@ -62,8 +62,6 @@ pub struct Inputs {
     pub certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
     pub endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
     pub closing: watch::Receiver<Closing>,
-    /// Lookup of client identities.
-    pub ask: Option<WhoIsLookup>,
     /// The replica's node.
     pub node: Option<String>,
     pub loopback: Loopback,
@@ -149,7 +147,6 @@ pub struct FrontEndSample {
 #[derive(Debug)]
 struct ListenerContext {
     pools: Pools,
-    identify: Identify,
     certificates: Certificates,
     stats: Stats,
     limits: Limits,
@@ -233,12 +230,11 @@ impl PortSnapshot {
 
 /// Creates the front end and its task, which ends after closing and the last connection, or when the sender of virtual hosts is dropped.
 /// Fails if TLS cannot be initialized.
-pub fn create(inputs: Inputs) -> Result<(FrontEnd, impl Future<Output = ()> + Send + 'static), TlsError> {
+pub fn create<S: HttpService>(inputs: Inputs, service: S) -> Result<(FrontEnd, impl Future<Output = ()> + Send + 'static), TlsError> {
     let limits = inputs.limits;
     let room = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let shared = Arc::new(ListenerContext {
-        pools: Pools::new(inputs.endpoints, inputs.node, Connector::new()?, room(limits.shares.upstream)),
-        identify: Identify::new(inputs.ask),
+        pools: Pools::new(inputs.endpoints, inputs.node, room(limits.shares.upstream)),
         certificates: Certificates::new()?,
         stats: Stats::default(),
         limits,
@@ -253,13 +249,13 @@ pub fn create(inputs: Inputs) -> Result<(FrontEnd, impl Future<Output = ()> + Se
     let (placed, in_place) = watch::channel(Arc::default());
     let (refusing, refused) = watch::channel(Arc::default());
     let front_end = FrontEnd { in_place, refused, stats: shared.stats.clone(), shared: Arc::clone(&shared) };
-    Ok((front_end, run(inputs.sites, inputs.certificates, shared, placed, refusing)))
+    Ok((front_end, run((inputs.sites, inputs.certificates), shared, Arc::new(service), placed, refusing)))
 }
 
-async fn run(
-    mut sites_in: watch::Receiver<Arc<Vhosts>>,
-    mut certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
+async fn run<S: HttpService>(
+    (mut sites_in, mut certificates): (watch::Receiver<Arc<Vhosts>>, watch::Receiver<Arc<BTreeMap<String, Pair>>>),
     shared: Arc<ListenerContext>,
+    service: Arc<S>,
     placed: watch::Sender<Arc<BTreeMap<String, SiteStatus>>>,
     refusing: watch::Sender<Arc<BTreeMap<String, &'static str>>>,
 ) {
@@ -270,7 +266,7 @@ async fn run(
         let sites = Arc::clone(&sites_in.borrow_and_update());
         let pairs = Arc::clone(&certificates.borrow_and_update());
         put(&refusing, Arc::new(load(&shared.certificates, &sites, &pairs)));
-        let failed = listeners.follow(&sites, &shared).await;
+        let failed = listeners.follow(&sites, &shared, &service).await;
         shared.pools.retain(&sites.values().flat_map(|site| site.backends().cloned()).collect());
         let in_place = listeners.in_place(&shared);
         log_missing_certificates(&placed.borrow(), &in_place);

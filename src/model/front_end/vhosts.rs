@@ -50,7 +50,7 @@ pub struct VhostRoute {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteTarget {
     /// A Service of the cluster.
-    Backend(Proxied),
+    Backend(Arc<Proxied>),
     /// HTTP redirect to a URL with the variables `${HOST}` and `${REQUEST_URI}`.
     Redirect { status: u16, to: String },
     /// A text as the response.
@@ -81,7 +81,7 @@ pub struct Rewrite {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteDecision<'a> {
     /// Forward to this backend, with this path and query; borrowed if unchanged.
-    Proxy(&'a Proxied, Cow<'a, str>),
+    Proxy(&'a Arc<Proxied>, Cow<'a, str>),
     /// Redirect with this status and location.
     Redirect(u16, String),
     Text(&'a str),

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use http::HeaderMap;
 use hyper::Response;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::model::front_end::vhosts::headers;
 use crate::model::front_end::vhosts::min_rate::unpaid;
 
 use super::activity::{InFlight, InFlightGuard, Progress};
@@ -31,6 +31,8 @@ struct Streamed {
     state: Arc<State>,
     progress: Progress,
     limit: Duration,
+    /// Removes forbidden fields from the trailers.
+    trailers: fn(&mut HeaderMap),
     /// Start of waiting for the client.
     waiting: Option<Instant>,
     /// Unpaid wait for the client ([`unpaid`]).
@@ -76,13 +78,14 @@ impl Upload {
     }
 
     /// A body that is aborted after waiting for the client for `limit`, reduced by its unpaid wait ([`unpaid`]).
-    pub(super) fn new(body: Incoming, progress: Progress, limit: Duration) -> (Self, Uploading) {
+    /// `trailers` removes forbidden fields from its trailers.
+    pub(super) fn new(body: Incoming, progress: Progress, limit: Duration, trailers: fn(&mut HeaderMap)) -> (Self, Uploading) {
         if body.is_end_stream() {
             return (Self(None), Uploading(None));
         }
         let state = Arc::default();
         let uploading = Uploading(Some(Arc::clone(&state)));
-        (Self(Some(Streamed { body, state, progress, limit, waiting: None, unpaid: Duration::ZERO, over: None })), uploading)
+        (Self(Some(Streamed { body, state, progress, limit, trailers, waiting: None, unpaid: Duration::ZERO, over: None })), uploading)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -127,8 +130,8 @@ impl Streamed {
                 let _ = self.state.fault.set(ClientFault::Broken);
             }
             let mut frame = frame?;
-            if let Some(trailers) = frame.trailers_mut() {
-                headers::trailers(trailers);
+            if let Some(fields) = frame.trailers_mut() {
+                (self.trailers)(fields);
             }
             Ok(frame)
         }))

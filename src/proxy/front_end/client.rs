@@ -29,8 +29,8 @@ pub(super) struct ConnectionBudget {
 #[derive(Debug)]
 pub struct ClientConnection<C> {
     pub caller: C,
-    /// The client's address.
-    pub client: Option<SocketAddr>,
+    /// The client's address; `None` if tailscaled names none.
+    pub address: Option<SocketAddr>,
     pub(super) port: Arc<ListenerPort>,
     pub(super) _open: OpenGuard,
     pub(super) _place: ConnectionSlot,
@@ -54,6 +54,6 @@ impl<C> ClientConnection<C> {
 
     /// Address by which tailscaled knows the client; `None` for a client of the cluster, which may have the same address.
     pub fn tailnet_client(&self) -> Option<SocketAddr> {
-        self.client.filter(|_| self.port.network == ClientNetwork::Tailnet)
+        self.address.filter(|_| self.port.network == ClientNetwork::Tailnet)
     }
 }

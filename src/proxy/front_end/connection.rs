@@ -26,6 +26,7 @@ use super::client::{ClientConnection, ClientNetwork, ConnectionBudget};
 use super::dial::MAX_HEADERS;
 use super::linger_close::hand_out;
 use super::request::answer;
+use super::seams::HttpService;
 use super::{Closing, Limits, ListenerPort};
 
 /// Time for an idle client to close after GOAWAY or `Connection: close`.
@@ -53,9 +54,10 @@ impl RejectedConnection {
 }
 
 /// Serves a connection until it ends; once `closing`, new requests are rejected. Returns it if TLS has ended and TCP must still be closed.
-pub(super) async fn serve(
+pub(super) async fn serve<S: HttpService>(
     mut stream: TcpStream,
     port: Arc<ListenerPort>,
+    service: Arc<S>,
     room: Arc<ConnectionBudget>,
     closing: watch::Receiver<bool>,
 ) -> Option<TcpStream> {
@@ -78,9 +80,10 @@ pub(super) async fn serve(
         }
     };
     let place = port.shared.sources.enter(client).inspect_err(|is_logged| too_many(&port, client, *is_logged)).ok()?;
-    let connection = ClientConnection { port: Arc::clone(&port), client, _open: open, _place: place, _room: room };
+    let caller = S::Caller::default();
+    let connection = ClientConnection { caller, address: client, port: Arc::clone(&port), _open: open, _place: place, _room: room };
     if !port.over_tls {
-        requests(stream, None, connection, closing).await;
+        requests(stream, None, service, connection, closing).await;
         return None;
     }
     let acceptor = port.served.read().acceptor.clone()?;
@@ -89,7 +92,7 @@ pub(super) async fn serve(
         Ok(Ok(stream)) => {
             port.counts.handshake("ok");
             let is_http2 = is_http2(&stream);
-            requests(stream, Some(is_http2), connection, closing).await;
+            requests(stream, Some(is_http2), service, connection, closing).await;
         }
         Ok(Err(error)) => {
             port.counts.handshake(error.reason());
@@ -119,11 +122,17 @@ async fn preamble(stream: &mut TcpStream) -> Result<Option<SocketAddr>, Rejected
 }
 
 /// Serves HTTP/2 or HTTP/1.1; without ALPN, detects the version.
-async fn requests<S>(stream: S, is_http2: Option<bool>, connection: ClientConnection, mut closing: watch::Receiver<bool>)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+async fn requests<I, S>(
+    stream: I,
+    is_http2: Option<bool>,
+    service: Arc<S>,
+    client: ClientConnection<S::Caller>,
+    mut closing: watch::Receiver<bool>,
+) where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: HttpService,
 {
-    let (port, connection) = (Arc::clone(&connection.port), Arc::new(connection));
+    let (port, client) = (Arc::clone(&client.port), Arc::new(client));
     let limits = &port.shared.limits;
     let activity = Activity::new();
     let builder = auto::Builder::new(activity.clone());
@@ -133,11 +142,11 @@ where
         None => builder,
     };
     limit(&mut builder, limits);
-    let service = {
-        let activity = activity.clone();
+    let answered = {
+        let (activity, service, client) = (activity.clone(), Arc::clone(&service), Arc::clone(&client));
         service_fn(move |request| {
-            let (in_flight, connection) = (activity.begin(), Arc::clone(&connection));
-            async move { Ok::<_, Infallible>(answer(connection, in_flight, request).await) }
+            let (in_flight, service, client) = (activity.begin(), Arc::clone(&service), Arc::clone(&client));
+            async move { Ok::<_, Infallible>(answer(service, client, in_flight, request).await) }
         })
     };
     let patience = IdleTimeouts { first: limits.first_request_timeout, next: limits.idle_timeout };
@@ -148,7 +157,8 @@ where
     };
     // Interval of checks for stalled requests.
     let look = limits.body_timeout.min(limits.answer_timeout);
-    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), answered));
+    let mut revoked = pin!(service.revoked(&client));
     let mut finishing = port.shared.closing.clone();
     let (mut draining, mut over) = (false, Instant::now() + limits.first_request_timeout.min(look));
     loop {
@@ -159,6 +169,7 @@ where
                 }
                 return;
             }
+            () = revoked.as_mut() => return,
             () = told_to_go(&mut closing, &mut finishing, &activity), if !draining => {
                 connection.as_mut().graceful_shutdown();
                 (draining, over) = (true, Instant::now() + CLOSE_TIMEOUT);

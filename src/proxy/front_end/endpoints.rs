@@ -340,7 +340,7 @@ mod tests {
         };
         let backend = |address: &str| {
             let backend = Backend { namespace: "shop".into(), service: "web".into(), address: address.into(), ..Backend::default() };
-            let target = RouteTarget::Backend(Proxied { backend: backend.into(), ..Proxied::default() });
+            let target = RouteTarget::Backend(Proxied { backend: backend.into(), ..Proxied::default() }.into());
             VhostRoute { host: None, port: None, path: "/".into(), exact: false, target }
         };
         let routes = ["10.96.0.7:80", "[fd00::7]:80", "web.shop.svc:80"].map(backend).into();

@@ -21,7 +21,8 @@ use crate::runtime::snapshot::SnapshotCell;
 use super::client::{ClientNetwork, ConnectionBudget};
 use super::connection::serve;
 use super::linger_close::linger;
-use super::{ListenerContext, Loopback, PortSnapshot, ListenerPort};
+use super::seams::HttpService;
+use super::{ListenerContext, ListenerPort, Loopback, PortSnapshot};
 
 /// Keys of the listeners of the tailnet.
 const TAILNET: RangeInclusive<(ClientNetwork, u16)> = (ClientNetwork::Tailnet, 0)..=(ClientNetwork::Tailnet, u16::MAX);
@@ -45,7 +46,7 @@ struct BoundListener {
 
 impl Listeners {
     /// Opens missing listeners and closes removed ones; others are unchanged. Returns whether one failed and must be retried.
-    pub(super) async fn follow(&mut self, sites: &Vhosts, shared: &Arc<ListenerContext>) -> bool {
+    pub(super) async fn follow<S: HttpService>(&mut self, sites: &Vhosts, shared: &Arc<ListenerContext>, service: &Arc<S>) -> bool {
         while self.tasks.try_join_next().is_some() {}
         self.sites.retain(|name, opened| {
             let stays = sites.contains_key(name);
@@ -64,7 +65,7 @@ impl Listeners {
                 opened.served.replace(served);
             }
             let address = self.addresses.get(name).copied();
-            opened.open(name, site, address, shared, &mut self.tasks).await;
+            opened.open((name, site), address, shared, service, &mut self.tasks).await;
             failed |= !opened.faults.is_empty();
         }
         failed
@@ -108,7 +109,14 @@ impl BoundListener {
         }
     }
 
-    async fn open(&mut self, name: &str, site: &Vhost, address: Option<Ipv4Addr>, shared: &Arc<ListenerContext>, tasks: &mut JoinSet<()>) {
+    async fn open<S: HttpService>(
+        &mut self,
+        (name, site): (&str, &Vhost),
+        address: Option<Ipv4Addr>,
+        shared: &Arc<ListenerContext>,
+        service: &Arc<S>,
+        tasks: &mut JoinSet<()>,
+    ) {
         self.faults.clear();
         self.ports.retain(|(_, port), (kind, _, closing)| {
             let stays = site.listeners.get(port).is_some_and(|wanted| is_over_tls(*wanted) == is_over_tls(*kind));
@@ -139,7 +147,7 @@ impl BoundListener {
                         tunnels: watch::Sender::new(()),
                     };
                     self.ports.insert(key, (kind, at, closing));
-                    tasks.spawn(listen(listener, Arc::new(port_of), closed));
+                    tasks.spawn(listen(listener, Arc::new(port_of), Arc::clone(service), closed));
                 }
                 Err(error) => {
                     let at = at.map_or_else(|| "the loopback network".to_owned(), |at| at.to_string());
@@ -182,7 +190,7 @@ async fn accept(listener: &TcpListener, port: &ListenerPort) -> Option<(TcpStrea
 }
 
 /// Accepts connections until closed, then waits for open connections and tunnels.
-async fn listen(listener: TcpListener, port: Arc<ListenerPort>, mut closing: watch::Receiver<bool>) {
+async fn listen<S: HttpService>(listener: TcpListener, port: Arc<ListenerPort>, service: Arc<S>, mut closing: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
     loop {
         let accepted = {
@@ -200,7 +208,7 @@ async fn listen(listener: TcpListener, port: Arc<ListenerPort>, mut closing: wat
         let Some(accepted) = accepted else { break };
         if let Some((stream, room)) = accepted {
             let room = Arc::new(room);
-            let work = serve(stream, Arc::clone(&port), Arc::clone(&room), closing.clone());
+            let work = serve(stream, Arc::clone(&port), Arc::clone(&service), Arc::clone(&room), closing.clone());
             let (limit, closing) = (port.shared.limits.linger_timeout, closing.clone());
             connections.spawn(async move {
                 if let Some(stream) = work.await {

@@ -31,7 +31,6 @@ pub(super) struct Pools {
     endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
     /// The replica's node: endpoints on it tell its zone.
     node: Option<String>,
-    tls: Connector,
     /// Limit of upstream connections.
     room: Arc<Semaphore>,
     start: Instant,
@@ -57,10 +56,9 @@ impl Pools {
     pub(super) fn new(
         endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
         node: Option<String>,
-        tls: Connector,
         room: Arc<Semaphore>,
     ) -> Self {
-        Self { by_backend: Mutex::default(), endpoints, node, tls, room, start: Instant::now() }
+        Self { by_backend: Mutex::default(), endpoints, node, room, start: Instant::now() }
     }
 
     pub(super) fn of(&self, backend: &Arc<Backend>) -> Arc<Pool> {
@@ -74,8 +72,8 @@ impl Pools {
     }
 
     /// How connections to the upstreams of a pool are opened.
-    pub(super) fn dialer<'a>(&'a self, pool: &'a Pool) -> Dialer<'a, Self> {
-        Dialer { protocol: pool.backend.protocol, server_name: &pool.name, tls: &self.tls, permits: self }
+    pub(super) fn dialer<'a>(&'a self, pool: &'a Pool, tls: &'a Connector) -> Dialer<'a, Self> {
+        Dialer { protocol: pool.backend.protocol, server_name: &pool.name, tls, permits: self }
     }
 
     /// Closes connections that have been idle for `idle`.

@@ -8,27 +8,43 @@ use http::header::{CONNECTION, EXPECT, HOST, HeaderValue, UPGRADE};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body as _, Incoming};
+use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, sleep_until};
 
-use crate::api::routes::BackendProtocol;
-use crate::model::front_end::vhosts::headers::{self, RequestInfo};
-use crate::model::front_end::vhosts::Proxied;
+use crate::model::front_end::vhosts::headers;
 
 use super::ListenerPort;
 use super::activity::{InFlight, InFlightGuard, Progress};
 use super::body::{ClientFault, Download, ProxiedResponse, ResponseGuard, Upload, Uploading};
-use super::client::{ClientConnection, ClientNetwork};
+use super::client::ClientConnection;
 use super::dial::DialError;
-use super::pool::Pool;
-use super::tunnel;
+use super::seams::{HttpService, OwnResponse};
+use super::tunnel::{self, Halves};
 use super::upstream::{SendError, Upstream, UpstreamRequest};
-use super::vhosts::{decided, text};
+
+/// A routed request.
+struct RoutedRequest<R> {
+    route: R,
+    request: Request<Upload>,
+    uploading: Uploading,
+    from: Version,
+    /// Protocol of a permitted upgrade, and the client's side of it.
+    upgrade: Option<(HeaderValue, OnUpgrade)>,
+}
 
 /// Handles a request of this connection.
-pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
+pub(super) async fn answer<S: HttpService>(
+    service: Arc<S>,
+    connection: Arc<ClientConnection<S::Caller>>,
+    in_flight: InFlight,
+    request: Request<Incoming>,
+) -> ProxiedResponse {
     let began = Instant::now();
     let head = request.method() == Method::HEAD;
-    let mut answer = routed(&connection, in_flight, request).await;
+    let mut answer = match route_request(&*service, &connection, &in_flight, request) {
+        Ok(routed) => forward_request(service, &connection, in_flight, routed, began).await,
+        Err(answer) => (*answer).map(Download::Text),
+    };
     if head {
         answer = answer.map(Download::unsaid);
     }
@@ -36,25 +52,34 @@ pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFligh
     answer
 }
 
-async fn routed(connection: &Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
-    let port = &connection.port;
-    let site = Arc::clone(&port.served.read().site);
+/// Routes a request, and removes its hop-by-hop headers. An error is the response.
+fn route_request<S: HttpService>(
+    service: &S,
+    connection: &ClientConnection<S::Caller>,
+    in_flight: &InFlight,
+    mut request: Request<Incoming>,
+) -> Result<RoutedRequest<S::Route>, Box<OwnResponse>> {
+    let shared = &connection.port.shared;
+    let refused = |message| Box::new(S::respond(StatusCode::BAD_REQUEST, message));
     if request.method() == Method::CONNECT {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not supported\n");
+        return Err(Box::new(S::respond(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not supported")));
     }
-    let Some(host) = named(&request) else { return text(StatusCode::BAD_REQUEST, "the request must name exactly one host\n") };
-    let Some(target) = target(&request) else { return text(StatusCode::BAD_REQUEST, "invalid request target\n") };
-    let name = host.to_str().unwrap_or_default();
-    let (proxied, path) = match decided(&site, port, name, &target) {
-        Ok(decided) => decided,
-        Err(answer) => return *answer,
-    };
-    let over_tls = proxied.backend.protocol == BackendProtocol::Https;
+    let host = named(&request).ok_or_else(|| refused("the request must name exactly one host"))?;
+    let target = target(&request).ok_or_else(|| refused("invalid request target"))?;
     // An upgrade requires HTTP/1.1 (RFC 9110, 7.8), and its data must be distinguishable from a body.
     let may_upgrade = request.version() == Version::HTTP_11 && request.body().is_end_stream();
-    let upgrade = if may_upgrade { port.shared.upgrades.wanted(request.headers()) } else { None };
-    let aim = UpstreamRequest { host: host.clone(), path, over_tls, from: request.version(), upgrade: upgrade.is_some() };
-    proxy(UpstreamRoute { connection, port, proxied, aim, name, upgrade }, in_flight, request).await
+    let protocol = if may_upgrade { shared.upgrades.wanted(request.headers()) } else { None };
+    let upgrade = protocol.map(|protocol| (protocol, hyper::upgrade::on(&mut request)));
+    let (parts, body) = request.into_parts();
+    let route = service.route(connection, &connection.port.served.read().site, &parts, &host, &target)?;
+    let (body, uploading) = Upload::new(body, in_flight.0.clone(), shared.limits.body_timeout, S::trailers);
+    let mut request = Request::new(body);
+    *request.method_mut() = parts.method;
+    *request.headers_mut() = parts.headers;
+    headers::end_to_end(request.headers_mut());
+    // The body is read on demand, which also sends 100 Continue.
+    request.headers_mut().remove(EXPECT);
+    Ok(RoutedRequest { route, request, uploading, from: parts.version, upgrade })
 }
 
 /// Path and query of a request, or `*`; `None` if missing or `*` is not permitted.
@@ -69,71 +94,49 @@ fn target(request: &Request<Incoming>) -> Option<PathAndQuery> {
     fits.then_some(target)
 }
 
-/// Route of a request to a backend.
-struct UpstreamRoute<'a> {
-    connection: &'a Arc<ClientConnection>,
-    port: &'a ListenerPort,
-    proxied: &'a Proxied,
-    aim: UpstreamRequest,
-    name: &'a str,
-    upgrade: Option<HeaderValue>,
-}
-
-async fn proxy(way: UpstreamRoute<'_>, in_flight: InFlight, mut request: Request<Incoming>) -> ProxiedResponse {
-    let (shared, client) = (&way.port.shared, way.connection.client);
-    let Ok(room) = Arc::clone(&shared.requests).try_acquire_owned() else { return way.end(Unanswered::Full) };
-    // In the cluster a client may have the address of a tailnet client.
-    let identity = match client.filter(|_| way.port.network == ClientNetwork::Tailnet) {
-        Some(client) => shared.identify.who(client).await,
-        None => None,
-    };
-    let about = RequestInfo {
-        client: client.map(|client| client.ip()),
-        host: way.name,
-        over_tls: way.port.over_tls,
-        identity: identity.as_deref(),
-        app_caps: &way.proxied.app_caps,
-    };
-    let theirs = way.upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
-    let (parts, body) = request.into_parts();
-    let (body, uploading) = Upload::new(body, in_flight.0.clone(), shared.limits.body_timeout);
-    let mut sent = Request::new(body);
-    *sent.method_mut() = parts.method;
-    *sent.headers_mut() = parts.headers;
-    headers::forward(sent.headers_mut(), about);
-    // The body is read on demand, which also sends 100 Continue.
-    sent.headers_mut().remove(EXPECT);
-    if let Some(protocol) = &way.upgrade {
-        sent.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        sent.headers_mut().insert(UPGRADE, protocol.clone());
-    }
-    let pool = shared.pools.of(&way.proxied.backend);
-    let response = in_time(&in_flight.0, shared.limits.answer_timeout, ask(&way, &pool, sent, &uploading)).await;
-    let (answer, busy) = match response.unwrap_or(Err(Unanswered::Late)) {
-        Ok(answered) => answered,
-        Err(unanswered) => return way.end(unanswered),
-    };
-    let guard = ResponseGuard { in_flight, _busy: busy, _uploading: uploading, _room: room };
-    match (&way.upgrade, theirs) {
-        _ if answer.status() != StatusCode::SWITCHING_PROTOCOLS => passed(answer, guard),
-        (Some(protocol), Some(theirs)) if headers::upgrades_to(protocol, answer.headers()) => {
-            tunnel::join(way.connection, answer, theirs, guard)
+/// Sends a routed request to its upstream. After an upgrade, a task transfers the bytes.
+async fn forward_request<S: HttpService>(
+    service: Arc<S>,
+    connection: &Arc<ClientConnection<S::Caller>>,
+    in_flight: InFlight,
+    routed: RoutedRequest<S::Route>,
+    began: Instant,
+) -> ProxiedResponse {
+    let RoutedRequest { mut route, mut request, uploading, from, upgrade } = routed;
+    let proxied = async {
+        let port = &connection.port;
+        let ended = |unanswered: Unanswered| unanswered.end::<S>(port);
+        let room = Arc::clone(&port.shared.requests).try_acquire_owned().map_err(|_| ended(Unanswered::Full))?;
+        service.authorize(connection, &mut route, request.headers_mut()).await?;
+        let target = service.upstream(&route, request.headers_mut())?;
+        if let Some((protocol, _)) = &upgrade {
+            request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            request.headers_mut().insert(UPGRADE, protocol.clone());
         }
-        _ => {
-            way.port.counts.failed("Upgrade");
-            text(StatusCode::BAD_GATEWAY, "the backend switched to a protocol that was not requested\n")
+        let aim = UpstreamRequest { target, from, upgrade: upgrade.is_some() };
+        let response = in_time(&in_flight.0, port.shared.limits.answer_timeout, ask(port, &aim, request, &uploading)).await;
+        let (answer, busy) = response.unwrap_or(Err(Unanswered::Late)).map_err(ended)?;
+        let guard = ResponseGuard { in_flight, _busy: busy, _uploading: uploading, _room: room };
+        match upgrade {
+            _ if answer.status() != StatusCode::SWITCHING_PROTOCOLS => Ok((passed(answer, guard), None)),
+            Some((protocol, theirs)) if headers::upgrades_to(&protocol, answer.headers()) => {
+                let (answer, halves) = tunnel::join(answer, theirs, guard);
+                Ok((answer, Some(halves)))
+            }
+            _ => {
+                port.counts.failed("Upgrade");
+                Err(Box::new(S::respond(StatusCode::BAD_GATEWAY, "the backend switched to a protocol that was not requested")))
+            }
         }
+    };
+    let proxied: Result<(ProxiedResponse, Option<Halves>), Box<OwnResponse>> = proxied.await;
+    let (answer, halves) = proxied.unwrap_or_else(|answer| ((*answer).map(Download::Text), None));
+    service.answered(connection, &route, answer.status(), began.elapsed());
+    if let Some(halves) = halves {
+        connection.port.counts.upgraded();
+        tokio::spawn(tunnel::run(service, Arc::clone(connection), route, halves));
     }
-}
-
-impl UpstreamRoute<'_> {
-    /// Response in place of a backend's.
-    fn end(&self, unanswered: Unanswered) -> ProxiedResponse {
-        if let Some(reason) = unanswered.reason() {
-            self.port.counts.aborted(reason);
-        }
-        unanswered.answer()
-    }
+    answer
 }
 
 /// Why there is no response of a backend.
@@ -152,14 +155,23 @@ enum Unanswered {
 }
 
 impl Unanswered {
-    fn answer(self) -> ProxiedResponse {
+    /// Response in place of a backend's.
+    fn end<S: HttpService>(self, port: &ListenerPort) -> Box<OwnResponse> {
+        if let Some(reason) = self.reason() {
+            port.counts.aborted(reason);
+        }
+        let (status, message) = self.answer();
+        Box::new(S::respond(status, message))
+    }
+
+    fn answer(self) -> (StatusCode, &'static str) {
         match self {
-            Self::Client(ClientFault::Broken) => text(StatusCode::BAD_REQUEST, "malformed or incomplete request body\n"),
-            Self::Client(ClientFault::Stalled) => text(StatusCode::REQUEST_TIMEOUT, "request body timeout\n"),
-            Self::Unreachable => text(StatusCode::BAD_GATEWAY, "cannot connect to the backend\n"),
-            Self::Deadline => text(StatusCode::GATEWAY_TIMEOUT, "connecting to the backend timed out\n"),
-            Self::Late => text(StatusCode::GATEWAY_TIMEOUT, "backend response timeout\n"),
-            Self::Full => text(StatusCode::SERVICE_UNAVAILABLE, "too many connections; try again later\n"),
+            Self::Client(ClientFault::Broken) => (StatusCode::BAD_REQUEST, "malformed or incomplete request body"),
+            Self::Client(ClientFault::Stalled) => (StatusCode::REQUEST_TIMEOUT, "request body timeout"),
+            Self::Unreachable => (StatusCode::BAD_GATEWAY, "cannot connect to the backend"),
+            Self::Deadline => (StatusCode::GATEWAY_TIMEOUT, "connecting to the backend timed out"),
+            Self::Late => (StatusCode::GATEWAY_TIMEOUT, "backend response timeout"),
+            Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections; try again later"),
         }
     }
 
@@ -191,27 +203,28 @@ async fn in_time<T>(progress: &Progress, limit: Duration, work: impl Future<Outp
 
 /// Tries endpoints in order as long as nothing was sent, then the `ClusterIP`.
 async fn ask(
-    way: &UpstreamRoute<'_>,
-    pool: &Arc<Pool>,
+    port: &ListenerPort,
+    aim: &UpstreamRequest<'_>,
     request: Request<Upload>,
     uploading: &Uploading,
 ) -> Result<(Response<Incoming>, InFlightGuard), Unanswered> {
-    let (pools, counts) = (&way.port.shared.pools, &way.port.counts);
-    let dialer = pools.dialer(pool);
+    let (pools, counts) = (&port.shared.pools, &port.counts);
+    let pool = pools.of(aim.target.backend);
+    let dialer = pools.dialer(&pool, aim.target.tls);
     let mut request = Box::new(request);
     let again = repeatable(&request);
-    for peer in pools.choices(pool) {
-        match peer.send(*request, &way.aim, &dialer).await {
+    for peer in pools.choices(&pool) {
+        match peer.send(*request, aim, &dialer).await {
             Ok(answered) => {
                 pools.note(&peer, true);
                 return Ok(answered);
             }
             Err(SendError::Unsent(unsent, error)) => {
-                failed(way, &peer, &error)?;
+                failed(port, &peer, &error)?;
                 request = unsent;
             }
             Err(SendError::Sent(error)) => {
-                let unanswered = broken(way, &peer, &error, uploading.fault());
+                let unanswered = broken(port, &peer, &error, uploading.fault());
                 // Safe to repeat: the method is idempotent.
                 *request = again.as_ref().map(copy).ok_or(unanswered)?;
             }
@@ -222,36 +235,36 @@ async fn ask(
         Unanswered::Unreachable
     })?;
     counts.fell_back();
-    match peer.send(*request, &way.aim, &dialer).await {
+    match peer.send(*request, aim, &dialer).await {
         Ok(answered) => Ok(answered),
         Err(SendError::Unsent(_, error)) => {
-            failed(way, &peer, &error)?;
+            failed(port, &peer, &error)?;
             Err(if matches!(error, DialError::Deadline(_)) { Unanswered::Deadline } else { Unanswered::Unreachable })
         }
-        Err(SendError::Sent(error)) => Err(broken(way, &peer, &error, uploading.fault())),
+        Err(SendError::Sent(error)) => Err(broken(port, &peer, &error, uploading.fault())),
     }
 }
 
 /// Evaluates a sent request without response: fault of client or backend.
-fn broken(way: &UpstreamRoute<'_>, peer: &Upstream, error: &hyper::Error, by_client: Option<ClientFault>) -> Unanswered {
-    let service = &way.port.service;
+fn broken(port: &ListenerPort, peer: &Upstream, error: &hyper::Error, by_client: Option<ClientFault>) -> Unanswered {
+    let service = &port.service;
     if let Some(fault) = by_client {
         tracing::debug!(service, ?fault, %error, "client aborted the request");
         return Unanswered::Client(fault);
     }
-    way.port.counts.failed("Broken");
+    port.counts.failed("Broken");
     tracing::debug!(service, address = %peer.address, %error, "upstream connection reset");
     Unanswered::Unreachable
 }
 
 /// Records an unreachable endpoint. Fails if it is not the endpoint's fault.
-fn failed(way: &UpstreamRoute<'_>, peer: &Upstream, error: &DialError) -> Result<(), Unanswered> {
-    way.port.counts.failed(error.reason());
-    tracing::debug!(service = way.port.service, reason = error.reason(), "cannot connect to an endpoint: {error}");
+fn failed(port: &ListenerPort, peer: &Upstream, error: &DialError) -> Result<(), Unanswered> {
+    port.counts.failed(error.reason());
+    tracing::debug!(service = port.service, reason = error.reason(), "cannot connect to an endpoint: {error}");
     if matches!(error, DialError::Full) {
         return Err(Unanswered::Full);
     }
-    way.port.shared.pools.note(peer, false);
+    port.shared.pools.note(peer, false);
     Ok(())
 }
 

@@ -11,23 +11,25 @@ use http::header::{CONNECTION, HeaderValue, UPGRADE};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 
 use crate::model::front_end::vhosts::headers;
 
-use super::body::ProxiedResponse;
-use super::body::{Download, ResponseGuard};
+use super::body::{Download, ProxiedResponse, ResponseGuard};
 use super::client::ClientConnection;
+use super::seams::HttpService;
 
-/// Connects the client to the backend after a 101 response.
-pub(super) fn join(
-    connection: &Arc<ClientConnection>,
-    mut answer: Response<Incoming>,
-    theirs: OnUpgrade,
+/// Both sides of an upgraded connection.
+pub(super) struct Halves {
+    client: OnUpgrade,
+    upstream: OnUpgrade,
     guard: ResponseGuard,
-) -> ProxiedResponse {
-    let ours = hyper::upgrade::on(&mut answer);
+}
+
+/// Response to the client for a 101 response of the backend, and both sides of the connection.
+pub(super) fn join(mut answer: Response<Incoming>, client: OnUpgrade, guard: ResponseGuard) -> (ProxiedResponse, Halves) {
+    let upstream = hyper::upgrade::on(&mut answer);
     let protocol = answer.headers().get(UPGRADE).cloned();
     let (mut parts, _) = answer.into_parts();
     headers::end_to_end(&mut parts.headers);
@@ -36,38 +38,42 @@ pub(super) fn join(
     if let Some(protocol) = protocol {
         parts.headers.insert(UPGRADE, protocol);
     }
-    connection.port.counts.upgraded();
-    let connection = Arc::clone(connection);
-    tokio::spawn(async move {
-        let port = &connection.port;
-        let mut ended = port.tunnels.subscribe();
-        let pass = async {
-            let (theirs, ours) = tokio::try_join!(theirs, ours)?;
-            if !passed(TokioIo::new(theirs), TokioIo::new(ours), port.shared.limits.tunnel_timeout).await {
-                port.counts.aborted("Tunnel");
-            }
-            Ok::<_, hyper::Error>(())
-        };
-        tokio::select! {
-            passed = pass => if let Err(error) = passed {
-                tracing::debug!(service = port.service, %error, "protocol upgrade failed");
-            },
-            _ = ended.changed() => {}
-        }
-        drop(guard);
-    });
-    Response::from_parts(parts, Download::Text(bytes::Bytes::new()))
+    (Response::from_parts(parts, Download::Text(bytes::Bytes::new())), Halves { client, upstream, guard })
 }
 
-/// Copies bytes in both directions until either side ends; false after the idle timeout.
-async fn passed<A, B>(theirs: A, mut ours: B, limit: Duration) -> bool
+/// Transfers the bytes until either side, the listener or the client's right ends, or until the idle timeout.
+pub(super) async fn run<S: HttpService>(service: Arc<S>, connection: Arc<ClientConnection<S::Caller>>, route: S::Route, halves: Halves) {
+    let Halves { client, upstream, guard } = halves;
+    let port = &connection.port;
+    let mut ended = port.tunnels.subscribe();
+    let transfer = async {
+        let (client, upstream) = tokio::try_join!(client, upstream)?;
+        let limit = port.shared.limits.tunnel_timeout;
+        if !pass(&*service, route, TokioIo::new(client), TokioIo::new(upstream), limit).await {
+            port.counts.aborted("Tunnel");
+        }
+        Ok::<_, hyper::Error>(())
+    };
+    tokio::select! {
+        passed = transfer => if let Err(error) = passed {
+            tracing::debug!(service = port.service, %error, "protocol upgrade failed");
+        },
+        _ = ended.changed() => {}
+        () = service.revoked(&connection) => {}
+    }
+    drop(guard);
+}
+
+/// Transfers the bytes as the service does it; false after the idle timeout.
+async fn pass<S, C, U>(service: &S, route: S::Route, client: C, upstream: U, limit: Duration) -> bool
 where
-    A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + Unpin,
+    S: HttpService,
+    C: AsyncRead + AsyncWrite + Unpin + Send,
+    U: AsyncRead + AsyncWrite + Unpin + Send,
 {
     // All data passes the client's side.
     let moved = Arc::new(Mutex::new(Instant::now()));
-    let mut theirs = Watched { stream: theirs, moved: Arc::clone(&moved) };
+    let client = Watched { stream: client, moved: Arc::clone(&moved) };
     let quiet = async {
         loop {
             let until = *moved.lock().unwrap_or_else(PoisonError::into_inner) + limit;
@@ -78,8 +84,7 @@ where
         }
     };
     tokio::select! {
-        // An error of either side is a normal end.
-        _ = copy_bidirectional(&mut theirs, &mut ours) => true,
+        () = service.tunnel(route, client, upstream) => true,
         () = quiet => false,
     }
 }

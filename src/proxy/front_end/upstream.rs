@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::header::{HOST, HeaderValue, TRANSFER_ENCODING};
-use http::uri::PathAndQuery;
 use http::{Request, Response, Uri, Version};
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::{http1, http2};
@@ -20,6 +19,7 @@ use crate::model::front_end::vhosts::headers::join_cookies;
 use super::activity::InFlightGuard;
 use super::body::Upload;
 use super::dial::{ConnectionPermits, DialError, Dialer, Sender};
+use super::seams::UpstreamTarget;
 
 /// Idle timeout of pooled connections, shorter than that of usual servers.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
@@ -46,12 +46,10 @@ struct IdleConnection {
     used: Instant,
 }
 
-/// Target of an upstream request, for every HTTP version.
+/// Properties of an upstream request, for every HTTP version.
 #[derive(Debug)]
-pub(super) struct UpstreamRequest {
-    pub(super) host: HeaderValue,
-    pub(super) path: PathAndQuery,
-    pub(super) over_tls: bool,
+pub(super) struct UpstreamRequest<'a> {
+    pub(super) target: UpstreamTarget<'a>,
     pub(super) from: Version,
     pub(super) upgrade: bool,
 }
@@ -105,7 +103,7 @@ impl Upstream {
     pub(super) async fn send(
         self: &Arc<Self>,
         mut request: Request<Upload>,
-        aim: &UpstreamRequest,
+        aim: &UpstreamRequest<'_>,
         dialer: &Dialer<'_, impl ConnectionPermits>,
     ) -> Result<(Response<Incoming>, InFlightGuard), SendError> {
         let mut busy = InFlightGuard::new(&self.busy);
@@ -153,7 +151,7 @@ impl Upstream {
     /// A connection for a request, and whether it was pooled.
     async fn sender(
         &self,
-        aim: &UpstreamRequest,
+        aim: &UpstreamRequest<'_>,
         dialer: &Dialer<'_, impl ConnectionPermits>,
         busy: &mut InFlightGuard,
     ) -> Result<(Sender, bool), DialError> {
@@ -216,19 +214,21 @@ impl Upstream {
 }
 
 /// Adapts a request to an HTTP version.
-fn shape(request: &mut Request<Upload>, aim: &UpstreamRequest, http2: bool) {
+fn shape(request: &mut Request<Upload>, aim: &UpstreamRequest<'_>, http2: bool) {
+    let UpstreamTarget { backend, host, path, .. } = aim.target;
     let mut uri = http::uri::Parts::default();
-    uri.path_and_query = Some(aim.path.clone());
+    uri.path_and_query = Some(path.clone());
     // Set the length explicitly: hyper drops a GET's body without one.
     let exact = request.body().size_hint().exact();
     request.headers_mut().remove(TRANSFER_ENCODING);
     if http2 {
         request.headers_mut().remove(HOST);
-        uri.scheme = Some(if aim.over_tls { http::uri::Scheme::HTTPS } else { http::uri::Scheme::HTTP });
-        uri.authority = aim.host.as_bytes().try_into().ok();
+        let over_tls = backend.protocol == BackendProtocol::Https;
+        uri.scheme = Some(if over_tls { http::uri::Scheme::HTTPS } else { http::uri::Scheme::HTTP });
+        uri.authority = host.as_bytes().try_into().ok();
         *request.version_mut() = Version::HTTP_2;
     } else {
-        request.headers_mut().insert(HOST, aim.host.clone());
+        request.headers_mut().insert(HOST, host.clone());
         join_cookies(request.headers_mut(), aim.from);
         if exact.is_none() {
             request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));

@@ -1,54 +1,122 @@
-//! Virtual hosts as a service of the front end: routing, and responses in place of a backend's.
+//! Virtual hosts as a service of the front end: requests are routed by host and path, to backends whose certificates are not verified, with
+//! the client's identity in headers.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
+use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 
+use crate::edge::tls::{Connector, TlsError};
+use crate::model::front_end::vhosts::headers::{self, RequestInfo};
 use crate::model::front_end::vhosts::{Proxied, RouteDecision, Vhost};
 
-use super::ListenerPort;
-use super::body::{Download, ProxiedResponse};
+use super::client::ClientConnection;
+use super::identify::{Identify, WhoIsLookup};
+use super::seams::{HttpService, OwnResponse, UpstreamTarget};
 
-/// Backend and path, or a direct response.
-pub(super) fn decided<'a>(
-    site: &'a Vhost,
-    port: &ListenerPort,
-    name: &str,
-    target: &'a PathAndQuery,
-) -> Result<(&'a Proxied, PathAndQuery), Box<ProxiedResponse>> {
-    Err(Box::new(match site.decide(port.number, name, target.as_str()) {
-        RouteDecision::Proxy(proxied, Cow::Borrowed(_)) => return Ok((proxied, target.clone())),
-        RouteDecision::Proxy(proxied, Cow::Owned(path)) => match path.try_into() {
-            Ok(path) => return Ok((proxied, path)),
-            Err(_) => text(StatusCode::BAD_REQUEST, "the path cannot be rewritten for the backend\n"),
-        },
-        RouteDecision::Redirect(status, to) => redirect(status, &to),
-        RouteDecision::Text(words) => text(StatusCode::OK, words.to_owned()),
-        RouteDecision::Misdirected => text(StatusCode::MISDIRECTED_REQUEST, "unknown host\n"),
-        RouteDecision::Ambiguous => text(StatusCode::BAD_REQUEST, "ambiguous path: remove its dot segments\n"),
-        RouteDecision::NotFound => text(StatusCode::NOT_FOUND, "no route matches this path\n"),
-        RouteDecision::Broken(why) => {
-            tracing::debug!(service = port.service, why, "route is misconfigured");
-            text(StatusCode::BAD_GATEWAY, "the route is misconfigured: see the events of the Ingress and the replica's metrics\n")
-        }
-    }))
+#[derive(Debug)]
+pub struct VhostService {
+    identify: Identify,
+    tls: Connector,
 }
 
-fn redirect(status: u16, to: &str) -> ProxiedResponse {
+/// Route of a request to a backend.
+#[derive(Debug)]
+pub struct BackendRoute {
+    proxied: Arc<Proxied>,
+    host: HeaderValue,
+    path: PathAndQuery,
+}
+
+impl VhostService {
+    /// Without lookup, all clients are unknown. Fails if TLS cannot be initialized.
+    pub fn new(lookup: Option<WhoIsLookup>) -> Result<Self, TlsError> {
+        Ok(Self { identify: Identify::new(lookup), tls: Connector::new()? })
+    }
+}
+
+impl HttpService for VhostService {
+    type Route = BackendRoute;
+    type Caller = ();
+
+    fn route(
+        &self,
+        client: &ClientConnection<()>,
+        site: &Vhost,
+        _request: &Parts,
+        host: &HeaderValue,
+        target: &PathAndQuery,
+    ) -> Result<BackendRoute, Box<OwnResponse>> {
+        let to = |proxied: &Arc<Proxied>, path| Ok(BackendRoute { proxied: Arc::clone(proxied), host: host.clone(), path });
+        Err(Box::new(match site.decide(client.port(), host.to_str().unwrap_or_default(), target.as_str()) {
+            RouteDecision::Proxy(proxied, Cow::Borrowed(_)) => return to(proxied, target.clone()),
+            RouteDecision::Proxy(proxied, Cow::Owned(path)) => match path.try_into() {
+                Ok(path) => return to(proxied, path),
+                Err(_) => Self::respond(StatusCode::BAD_REQUEST, "the path cannot be rewritten for the backend"),
+            },
+            RouteDecision::Redirect(status, to) => redirect(status, &to),
+            RouteDecision::Text(words) => text(StatusCode::OK, words.to_owned()),
+            RouteDecision::Misdirected => Self::respond(StatusCode::MISDIRECTED_REQUEST, "unknown host"),
+            RouteDecision::Ambiguous => Self::respond(StatusCode::BAD_REQUEST, "ambiguous path: remove its dot segments"),
+            RouteDecision::NotFound => Self::respond(StatusCode::NOT_FOUND, "no route matches this path"),
+            RouteDecision::Broken(why) => {
+                tracing::debug!(service = client.service(), why, "route is misconfigured");
+                let message = "the route is misconfigured: see the events of the Ingress and the replica's metrics";
+                Self::respond(StatusCode::BAD_GATEWAY, message)
+            }
+        }))
+    }
+
+    /// Permits every request: the tailnet policy and the backend decide. Adds the identity.
+    async fn authorize(
+        &self,
+        client: &ClientConnection<()>,
+        route: &mut BackendRoute,
+        headers: &mut HeaderMap,
+    ) -> Result<(), Box<OwnResponse>> {
+        let identity = match client.tailnet_client() {
+            Some(address) => self.identify.who(address).await,
+            None => None,
+        };
+        let about = RequestInfo {
+            client: client.address.map(|address| address.ip()),
+            host: route.host.to_str().unwrap_or_default(),
+            over_tls: client.over_tls(),
+            identity: identity.as_deref(),
+            app_caps: &route.proxied.app_caps,
+        };
+        headers::forward(headers, about);
+        Ok(())
+    }
+
+    fn upstream<'a>(&'a self, route: &'a BackendRoute, _headers: &mut HeaderMap) -> Result<UpstreamTarget<'a>, Box<OwnResponse>> {
+        Ok(UpstreamTarget { backend: &route.proxied.backend, tls: &self.tls, host: &route.host, path: &route.path })
+    }
+
+    fn respond(status: StatusCode, message: &str) -> OwnResponse {
+        text(status, format!("{message}\n"))
+    }
+
+    fn trailers(headers: &mut HeaderMap) {
+        headers::trailers(headers);
+    }
+}
+
+fn redirect(status: u16, to: &str) -> OwnResponse {
     let mut answer = text(StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND), "");
     match HeaderValue::from_str(to) {
         Ok(to) => drop(answer.headers_mut().insert(LOCATION, to)),
-        Err(_) => return text(StatusCode::BAD_REQUEST, "the path cannot be redirected\n"),
+        Err(_) => return VhostService::respond(StatusCode::BAD_REQUEST, "the path cannot be redirected"),
     }
     answer
 }
 
-/// A response of our own.
-pub(super) fn text(status: StatusCode, words: impl Into<Bytes>) -> ProxiedResponse {
-    let mut answer = Response::new(Download::Text(words.into()));
+fn text(status: StatusCode, words: impl Into<Bytes>) -> OwnResponse {
+    let mut answer = Response::new(words.into());
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     answer

@@ -19,6 +19,7 @@ use crate::runtime::watch_ext::put;
 use crate::proxy::certs::{self, CertOutputs};
 use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::start::ForwardingPart;
+use crate::proxy::front_end::vhosts::VhostService;
 use crate::proxy::front_end::{self, Closing, FrontEnd, Limits, Loopback, endpoints, identify};
 use crate::proxy::ingress::advertise;
 use crate::proxy::ingress::serve_config_writer::{self, ServeStatus};
@@ -120,14 +121,14 @@ impl Listening {
             sites,
             endpoints,
             closing: told_to_close,
-            ask: Some(identify::by(daemon.api.clone())),
             node: settings.pod.node.clone(),
             loopback: Loopback::Named,
             pod_addresses: settings.pod_sites.clone(),
             limits,
             upgrades: front_end.upgrades.clone(),
         };
-        let (handle, work) = front_end::create(inputs)
+        let (handle, work) = VhostService::new(Some(identify::by(daemon.api.clone())))
+            .and_then(|service| front_end::create(inputs, service))
             .inspect_err(|error| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}"))
             .ok()?;
         let (ended, closed) = watch::channel(false);

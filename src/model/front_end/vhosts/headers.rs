@@ -168,9 +168,8 @@ pub fn trailers(headers: &mut HeaderMap) {
     without_claims(headers);
 }
 
-/// Converts a request's headers into those for the backend.
+/// Converts a request's end-to-end headers into those for the backend.
 pub fn forward(headers: &mut HeaderMap, about: RequestInfo<'_>) {
-    end_to_end(headers);
     without_claims(headers);
     let client = about.client.map(|client| client.to_string());
     put(headers, FORWARDED_FOR, client.as_deref());

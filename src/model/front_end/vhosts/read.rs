@@ -68,7 +68,7 @@ fn of_routes(texts: BTreeMap<String, Value>) -> ReadVhosts {
 fn of_route(route: routes::Route, faults: &mut Vec<String>) -> VhostRoute {
     let backend = route.backend;
     let target = if has_port(&backend.address) {
-        RouteTarget::Backend(Proxied { backend: Arc::new(backend), ..Proxied::default() })
+        RouteTarget::Backend(Proxied { backend: Arc::new(backend), ..Proxied::default() }.into())
     } else {
         let why = format!("{}: {:?} is not address:port", route.path, backend.address);
         faults.push(why.clone());
@@ -125,7 +125,7 @@ fn of_service(service: ServiceConfig, faults: &mut Vec<String>) -> Vhost {
 
 fn of_handler(path: &str, handler: HttpHandler) -> Result<RouteTarget, String> {
     if !handler.proxy.is_empty() {
-        return of_proxy(path, &handler.proxy, handler.accept_app_caps).map(RouteTarget::Backend);
+        return of_proxy(path, &handler.proxy, handler.accept_app_caps).map(|proxied| RouteTarget::Backend(proxied.into()));
     }
     if !handler.redirect.is_empty() {
         let redirect = handler.redirect.split_once(':').and_then(|(status, to)| Some((status.parse::<u16>().ok()?, to)));

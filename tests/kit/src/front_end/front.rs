@@ -23,6 +23,8 @@ use tailyard::model::ingress::certificate::Pair;
 use tailyard::model::tailnet::advertise::SiteStatus;
 use tailyard::proxy::front_end::endpoints::UpstreamEndpoints;
 use tailyard::proxy::front_end::identify::WhoIsLookup;
+use tailyard::proxy::front_end::seams::HttpService;
+use tailyard::proxy::front_end::vhosts::VhostService;
 use tailyard::proxy::front_end::{self, Closing, FrontEnd, Inputs, Limits, Loopback};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -120,7 +122,13 @@ impl Front {
         Self::with(routes, Options::default()).await
     }
 
-    pub async fn with(routes: Value, options: Options) -> Self {
+    pub async fn with(routes: Value, mut options: Options) -> Self {
+        let service = VhostService::new(options.ask.take()).expect("set up");
+        Self::serving(routes, options, service).await
+    }
+
+    /// One that serves the names, ports and backends of these sites by another service; `ask` of the options has no effect.
+    pub async fn serving(routes: Value, options: Options, service: impl HttpService) -> Self {
         let (sites, sites_seen) = watch::channel(Arc::default());
         let (certificates, certificates_seen) = watch::channel(Arc::default());
         let (endpoints, endpoints_seen) = watch::channel(Arc::default());
@@ -130,14 +138,13 @@ impl Front {
             certificates: certificates_seen,
             endpoints: endpoints_seen,
             closing: closing_seen,
-            ask: options.ask,
             node: options.node,
             loopback: Loopback::Any,
             pod_addresses: options.pod_addresses,
             limits: options.limits,
             upgrades: options.upgrades,
         };
-        let (front_end, work) = front_end::create(inputs).expect("set up");
+        let (front_end, work) = front_end::create(inputs, service).expect("set up");
         let mut front = Self { front_end, sites, certificates, endpoints, closing, authority: Authority::new(), work: tokio::spawn(work) };
         front.route(&routes);
         let names: Vec<String> = front.sites.borrow().values().flat_map(|site| site.hosts.keys().cloned()).collect();
