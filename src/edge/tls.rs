@@ -1,5 +1,4 @@
-//! TLS: server side with the certificate of the SNI name; client side to backends without verification, and to probed services with
-//! verification.
+//! TLS: server side with the certificate of the SNI name; client side to backends, with verification or without, and to probed services.
 //!
 //! Certificates are parsed once, on arrival ([`Certificates::load`]); a handshake only looks one up in memory, without I/O. A new
 //! certificate is used from the next handshake on; open connections are not affected. An unusable certificate never replaces a usable one.
@@ -14,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{Acceptor as Hello, ClientHello, ProducesTickets, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{ServerConfig, version};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier, version};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::LazyConfigAcceptor;
 
@@ -100,7 +99,7 @@ impl Certificates {
             if before.get(name).is_some_and(|(had, _)| had == pair) {
                 continue;
             }
-            match self.parse(pair) {
+            match certified_key(pair, &self.provider) {
                 Ok(key) => drop(after.insert(name.clone(), (pair.clone(), Arc::new(key)))),
                 Err(error) => drop(faults.insert(name.clone(), error)),
             }
@@ -125,16 +124,36 @@ impl Certificates {
         config.ticketer = Arc::clone(&self.tickets);
         Ok(Acceptor { config: Arc::new(config), names })
     }
+}
 
-    fn parse(&self, pair: &Pair) -> Result<CertifiedKey, TlsError> {
-        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pair.chain).collect();
-        let chain = chain.map_err(|error| TlsError::Chain(error.to_string()))?;
-        if chain.is_empty() {
-            return Err(TlsError::Chain("it is empty".to_owned()));
-        }
-        let key = PrivateKeyDer::from_pem_slice(&pair.key).map_err(|error| TlsError::Key(error.to_string()))?;
-        CertifiedKey::from_der(chain, key, &self.provider).map_err(TlsError::Pair)
+fn certified_key(pair: &Pair, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pair.chain).collect();
+    let chain = chain.map_err(|error| TlsError::Chain(error.to_string()))?;
+    if chain.is_empty() {
+        return Err(TlsError::Chain("it is empty".to_owned()));
     }
+    let key = PrivateKeyDer::from_pem_slice(&pair.key).map_err(|error| TlsError::Key(error.to_string()))?;
+    CertifiedKey::from_der(chain, key, provider).map_err(TlsError::Pair)
+}
+
+/// Trusted CA certificates, in PEM. Fails if there is none.
+fn roots(authorities: &[u8]) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(authorities) {
+        let certificate = certificate.map_err(|error| TlsError::Chain(error.to_string()))?;
+        // The CA bundle of a system may contain unusable certificates.
+        let _ = roots.add(certificate);
+    }
+    if roots.is_empty() {
+        return Err(TlsError::Chain("it holds no certificate of an authority".to_owned()));
+    }
+    Ok(roots)
+}
+
+fn client_config() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, TlsError> {
+    ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&version::TLS13, &version::TLS12])
+        .map_err(TlsError::Setup)
 }
 
 impl Acceptor {

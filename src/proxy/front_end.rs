@@ -38,6 +38,7 @@ mod activity;
 mod body;
 pub mod client;
 mod connection;
+pub mod credentials;
 mod dial;
 pub mod endpoints;
 pub mod identify;

@@ -1,6 +1,7 @@
-//! TLS client for backends in the cluster, whose certificates have no CA that the proxy trusts.
+//! TLS client for backends.
 //!
-//! The certificate is not verified, as in the Tailscale operator's proxies; the signature that proves possession of its key is.
+//! Certificates of backends in the cluster have no CA that the proxy trusts: they are not verified, as in the Tailscale operator's proxies;
+//! the signature that proves possession of the key is. A client with a CA bundle verifies them.
 
 use std::io;
 use std::sync::Arc;
@@ -8,15 +9,24 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme, version};
+use rustls::sign::SingleCertAndKey;
+use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{ALPN, TlsError};
+use crate::model::ingress::certificate::Pair;
+use crate::runtime::snapshot::SnapshotCell;
 
+use super::{ALPN, TlsError, certified_key, client_config, roots};
+
+/// Opens TLS by the newest config, which clones share.
 #[derive(Debug, Clone)]
-pub struct Connector {
+pub struct Connector(SnapshotCell<AlpnConfigs>);
+
+/// The same config for each set of HTTP versions.
+#[derive(Debug)]
+struct AlpnConfigs {
     any: Arc<ClientConfig>,
     http1: Arc<ClientConfig>,
 }
@@ -25,16 +35,32 @@ pub struct Connector {
 struct Unchecked(Arc<CryptoProvider>);
 
 impl Connector {
+    /// Accepts every certificate of a server.
     pub fn new() -> Result<Self, TlsError> {
-        let provider = Arc::new(ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(&[&version::TLS13, &version::TLS12])
-            .map_err(TlsError::Setup)?;
-        let mut any = builder.dangerous().with_custom_certificate_verifier(Arc::new(Unchecked(provider))).with_no_client_auth();
-        let mut http1 = any.clone();
-        any.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
-        http1.alpn_protocols = vec![ALPN[1].to_vec()];
-        Ok(Self { any: Arc::new(any), http1: Arc::new(http1) })
+        let verifier = Arc::new(Unchecked(Arc::new(ring::default_provider())));
+        let config = client_config()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+        Ok(Self(SnapshotCell::new(AlpnConfigs::of(config))))
+    }
+
+    /// Verifies certificates of servers, and accepts none before [`Self::trust`].
+    pub fn verifying() -> Result<Self, TlsError> {
+        let config = client_config()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+        Ok(Self(SnapshotCell::new(AlpnConfigs::of(config))))
+    }
+
+    /// From the next handshake on trusts only these CA certificates, in PEM, and presents its `own` certificate on request. Fails without a
+    /// change if there is no CA certificate, or if its own is unusable.
+    pub fn trust(&self, authorities: &[u8], own: Option<&Pair>) -> Result<(), TlsError> {
+        let builder = client_config()?.with_root_certificates(roots(authorities)?);
+        let config = match own {
+            Some(pair) => {
+                let key = certified_key(pair, &ring::default_provider())?;
+                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(key)))
+            }
+            None => builder.with_no_client_auth(),
+        };
+        self.0.replace(AlpnConfigs::of(config));
+        Ok(())
     }
 
     /// Opens TLS. SNI is `name`, unless it is an IP address. Offers HTTP/2 if `http2` allows it; returns whether it was negotiated.
@@ -43,10 +69,22 @@ impl Connector {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let name = ServerName::try_from(name.to_owned()).map_err(|error| TlsError::Handshake(io::Error::other(error)))?;
-        let connector = TlsConnector::from(Arc::clone(if http2 { &self.any } else { &self.http1 }));
-        let stream = connector.connect(name, stream).await.map_err(TlsError::Handshake)?;
+        let config = {
+            let configs = self.0.read();
+            Arc::clone(if http2 { &configs.any } else { &configs.http1 })
+        };
+        let stream = TlsConnector::from(config).connect(name, stream).await.map_err(TlsError::Handshake)?;
         let http2 = stream.get_ref().1.alpn_protocol() == Some(ALPN[0]);
         Ok((stream, http2))
+    }
+}
+
+impl AlpnConfigs {
+    fn of(mut any: ClientConfig) -> Self {
+        let mut http1 = any.clone();
+        any.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
+        http1.alpn_protocols = vec![ALPN[1].to_vec()];
+        Self { any: Arc::new(any), http1: Arc::new(http1) }
     }
 }
 
