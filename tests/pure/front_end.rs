@@ -8,5 +8,6 @@ mod heads;
 mod limits;
 mod messages;
 mod protocols;
+mod seams;
 mod stalls;
 mod upgrades;
