@@ -1,7 +1,7 @@
 //! Credentials for upstreams, from files that other programs replace: CA certificates, a client certificate and a bearer token.
 //!
 //! The file names are those of a service account's volume and of a Secret of type `kubernetes.io/tls`. New files are used from the next
-//! connection or request on. An unusable or missing file changes nothing; without both files of a client certificate none is presented.
+//! connection or request on. An unusable or missing file changes nothing; without files of a client certificate none is presented.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -79,10 +79,11 @@ impl UpstreamCredentials {
     }
 }
 
-/// The client certificate, if both files are there.
+/// The client certificate, if there is a file of it; one file without the other is unusable.
 fn own(files: &BTreeMap<String, Bytes>) -> Option<Pair> {
-    let (chain, key) = (files.get(CERTIFICATE)?, files.get(KEY)?);
-    Some(Pair { chain: chain.as_ref().into(), key: key.as_ref().into() })
+    let content = |name| files.get(name).map(Bytes::as_ref).unwrap_or_default().into();
+    let is_there = [CERTIFICATE, KEY].iter().any(|name| files.contains_key(*name));
+    is_there.then(|| Pair { chain: content(CERTIFICATE), key: content(KEY) })
 }
 
 fn bearer(token: &[u8]) -> Option<HeaderValue> {
@@ -108,8 +109,10 @@ mod tests {
     #[test]
     fn unusable_or_missing_file_changes_no_credential() {
         let credentials = UpstreamCredentials { tls: Connector::verifying().expect("set up"), token: SnapshotCell::new(None) };
-        let files = |list: &[(&str, &'static str)]| list.iter().map(|(name, text)| ((*name).to_owned(), Bytes::from_static(text.as_bytes()))).collect();
-        let first: BTreeMap<String, Bytes> = files(&[(TOKEN, "one"), (AUTHORITIES, "no certificate")]);
+        let files = |list: &[(&str, &'static str)]| -> BTreeMap<String, Bytes> {
+            list.iter().map(|(name, text)| ((*name).to_owned(), Bytes::from_static(text.as_bytes()))).collect()
+        };
+        let first = files(&[(TOKEN, "one"), (AUTHORITIES, "no certificate")]);
         credentials.apply(&BTreeMap::new(), &first);
         assert_eq!(credentials.authorization().expect("a token"), "Bearer one");
         for changed in [files(&[(TOKEN, "a\nb")]), files(&[(TOKEN, "")]), files(&[])] {

@@ -42,8 +42,8 @@ pub trait HttpService: Debug + Send + Sync + Sized + 'static {
     /// State of a client's connection, such as its identity.
     type Caller: Debug + Default + Send + Sync + 'static;
 
-    /// Routes a request by the newest snapshot of its virtual host; an error is the response. `host` is the only one that the request names,
-    /// `target` is its path and query, or `*`.
+    /// Routes a request by the newest snapshot of its virtual host; an error is the response. `host` is the only one that the request
+    /// names, `target` is its path and query, or `*`.
     fn route(
         &self,
         client: &ClientConnection<Self::Caller>,
