@@ -81,7 +81,7 @@ impl UpstreamCredentials {
 
 /// The client certificate, if there is a file of it; one file without the other is unusable.
 fn own(files: &BTreeMap<String, Bytes>) -> Option<Pair> {
-    let content = |name| files.get(name).map(Bytes::as_ref).unwrap_or_default().into();
+    let content = |name: &str| files.get(name).map(|content| &content[..]).unwrap_or_default().into();
     let is_there = [CERTIFICATE, KEY].iter().any(|name| files.contains_key(*name));
     is_there.then(|| Pair { chain: content(CERTIFICATE), key: content(KEY) })
 }

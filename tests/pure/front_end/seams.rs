@@ -313,6 +313,8 @@ async fn refused_request_reaches_no_upstream_and_own_responses_are_of_the_servic
 async fn replaced_token_and_certificates_are_used_without_a_restart() {
     let (old, new) = (Authority::new(), Authority::new());
     let mut stage = Stage::new(&old, &["h2", "http/1.1"]).await;
+    // Requests to endpoints are repeated if a pooled connection breaks.
+    stage.front.answers(&[(stage.backend.address, "a")]);
     assert_eq!(stage.get("/base/", &[]).await.status, StatusCode::OK);
     replace(&stage.files.path().join("token"), b"two").expect("written");
     let token = async || header(&stage.get("/base/", &[]).await.echoed(), "authorization").map(str::to_owned);
