@@ -53,11 +53,7 @@ struct UpstreamSet {
 }
 
 impl Pools {
-    pub(super) fn new(
-        endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
-        node: Option<String>,
-        room: Arc<Semaphore>,
-    ) -> Self {
+    pub(super) fn new(endpoints: watch::Receiver<Arc<UpstreamEndpoints>>, node: Option<String>, room: Arc<Semaphore>) -> Self {
         Self { by_backend: Mutex::default(), endpoints, node, room, start: Instant::now() }
     }
 
