@@ -64,12 +64,14 @@ pub(super) struct InFlightGuard {
     number: Arc<AtomicUsize>,
     /// Permit of its connection, if that may become a tunnel.
     pub(super) permit: Option<OwnedSemaphorePermit>,
+    /// Its stream on an HTTP/2 connection.
+    pub(super) stream: Option<Arc<()>>,
 }
 
 impl InFlightGuard {
     pub(super) fn new(number: &Arc<AtomicUsize>) -> Self {
         number.fetch_add(1, Ordering::Relaxed);
-        Self { number: Arc::clone(number), permit: None }
+        Self { number: Arc::clone(number), permit: None, stream: None }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::client::conn::{http1, http2};
@@ -30,7 +31,8 @@ const WINDOW: u32 = 1 << 20;
 /// An upstream connection, ready for a request.
 pub(super) enum Sender {
     Http1(http1::SendRequest<Upload>),
-    Http2(http2::SendRequest<Upload>),
+    /// With the count of its running requests, which have clones.
+    Http2(http2::SendRequest<Upload>, Arc<()>),
 }
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
@@ -103,7 +105,7 @@ where
         let (mut sender, connection) = builder.handshake(stream).await.map_err(http)?;
         tokio::spawn(drive(address, connection, permit));
         sender.ready().await.map_err(http)?;
-        return Ok(Sender::Http2(sender));
+        return Ok(Sender::Http2(sender, Arc::default()));
     }
     let (mut sender, connection) =
         http1::Builder::new().max_buf_size(HEAD).max_headers(MAX_HEADERS).handshake(stream).await.map_err(http)?;

@@ -25,6 +25,9 @@ use super::seams::UpstreamTarget;
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 /// Maximum idle connections per endpoint.
 const MAX_IDLE_PER_UPSTREAM: usize = 128;
+/// Maximum concurrent requests on an HTTP/2 connection: servers such as kube-apiserver permit no more, and others would wait for the end of
+/// a stream.
+const MAX_STREAMS: usize = 100;
 
 /// One address.
 #[derive(Debug)]
@@ -35,7 +38,7 @@ pub(super) struct Upstream {
     busy: Arc<AtomicUsize>,
     health: Mutex<EndpointHealth>,
     http1: Mutex<Vec<IdleConnection>>,
-    http2: Mutex<Option<(http2::SendRequest<Upload>, Instant)>>,
+    http2: Mutex<Vec<MultiplexedConnection>>,
     /// Serializes opening of an HTTP/2 connection, which then serves all waiters.
     opening: tokio::sync::Mutex<()>,
 }
@@ -43,6 +46,14 @@ pub(super) struct Upstream {
 #[derive(Debug)]
 struct IdleConnection {
     sender: http1::SendRequest<Upload>,
+    used: Instant,
+}
+
+#[derive(Debug)]
+struct MultiplexedConnection {
+    sender: http2::SendRequest<Upload>,
+    /// Running requests have clones of it.
+    streams: Arc<()>,
     used: Instant,
 }
 
@@ -84,19 +95,15 @@ impl Upstream {
 
     /// Whether it has connections or requests.
     pub(super) fn is_used(&self) -> bool {
-        self.busy() > 0 || !self.idle_now().is_empty() || self.multiplexed().is_some()
+        self.busy() > 0 || !self.idle_now().is_empty() || !self.multiplexed().is_empty()
     }
 
     /// Closes connections that have been idle for `idle` or are closed.
     pub(super) fn sweep(&self, idle: Duration) {
         self.idle_now()
             .retain(|connection| !connection.sender.is_closed() && (!connection.sender.is_ready() || connection.used.elapsed() < idle));
-        let mut http2 = self.multiplexed();
-        let over =
-            |(sender, used): &(http2::SendRequest<Upload>, Instant)| sender.is_closed() || (self.busy() == 0 && used.elapsed() >= idle);
-        if http2.as_ref().is_some_and(over) {
-            *http2 = None;
-        }
+        self.multiplexed()
+            .retain(|connection| !connection.sender.is_closed() && (connection.streams() > 0 || connection.used.elapsed() < idle));
     }
 
     /// Sends a request; [`InFlightGuard`] counts it until its response body is sent.
@@ -125,7 +132,8 @@ impl Upstream {
                         Err(mut failed) => (failed.take_message(), failed.into_error()),
                     }
                 }
-                Sender::Http2(mut sender) => {
+                Sender::Http2(mut sender, stream) => {
+                    busy.stream = Some(stream);
                     shape(&mut request, aim, true);
                     match sender.try_send_request(request).await {
                         Ok(answer) => return Ok((answer, busy)),
@@ -136,7 +144,7 @@ impl Upstream {
             match error {
                 // A pooled connection that the endpoint has just closed is no failure.
                 Some(unsent) if reused => {
-                    *self.multiplexed() = None;
+                    self.multiplexed().clear();
                     request = unsent;
                 }
                 Some(unsent) => {
@@ -175,8 +183,12 @@ impl Upstream {
         // Boxed: the future is large and would enlarge every request.
         let dial = Box::pin(dialer.dial(self.address, permit));
         let sender = dial.await?;
-        if let Sender::Http2(sender) = &sender {
-            *self.multiplexed() = Some((sender.clone(), Instant::now()));
+        if let Sender::Http2(sender, streams) = &sender {
+            let mut http2 = self.multiplexed();
+            // Of connections that were opened at the same time, one is enough.
+            if http2.iter().all(|connection| connection.streams() >= MAX_STREAMS) {
+                http2.push(MultiplexedConnection { sender: sender.clone(), streams: Arc::clone(streams), used: Instant::now() });
+            }
         }
         Ok(sender)
     }
@@ -184,11 +196,11 @@ impl Upstream {
     /// A pooled connection.
     fn open(&self) -> Option<Sender> {
         let mut http2 = self.multiplexed();
-        if let Some((sender, used)) = http2.as_mut().filter(|(sender, _)| !sender.is_closed()) {
-            *used = Instant::now();
-            return Some(Sender::Http2(sender.clone()));
+        http2.retain(|connection| !connection.sender.is_closed());
+        if let Some(connection) = http2.iter_mut().find(|connection| connection.streams() < MAX_STREAMS) {
+            connection.used = Instant::now();
+            return Some(Sender::Http2(connection.sender.clone(), Arc::clone(&connection.streams)));
         }
-        *http2 = None;
         drop(http2);
         let mut idle_now = self.idle_now();
         idle_now.retain(|connection| !connection.sender.is_closed());
@@ -208,8 +220,15 @@ impl Upstream {
         self.http1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn multiplexed(&self) -> MutexGuard<'_, Option<(http2::SendRequest<Upload>, Instant)>> {
+    fn multiplexed(&self) -> MutexGuard<'_, Vec<MultiplexedConnection>> {
         self.http2.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl MultiplexedConnection {
+    /// Number of running requests.
+    fn streams(&self) -> usize {
+        Arc::strong_count(&self.streams) - 1
     }
 }
 

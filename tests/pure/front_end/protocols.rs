@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use kit::front_end::backend::{Backend, header};
 use kit::front_end::front::{CLIENT, DEADLINE, Front, Options, get1, get2, got, service, site};
-use kit::wait::eventually_async;
+use kit::wait::{eventually_async, until_async};
 
 const NAME: &str = "web.tail.ts.net";
 
@@ -73,6 +73,25 @@ async fn http2_requests_run_concurrently_on_an_http1_backend() {
     asking.join_all().await;
     let posted = Request::post(format!("https://{NAME}/")).body(Full::new(Bytes::from(vec![7; 3 << 20]))).expect("a request");
     assert_eq!(got(client.clone().send_request(posted)).await.echoed()["length"], 3 << 20);
+}
+
+#[tokio::test]
+async fn full_http2_connection_to_a_backend_delays_no_request() {
+    // It permits 200 streams on a connection.
+    let backend = Backend::new("a").await;
+    let front = one(&backend, "h2c").await;
+    let client = front.http2("svc:web", NAME).await;
+    let mut asking = tokio::task::JoinSet::new();
+    for _ in 0..250 {
+        let mut client = client.clone();
+        asking.spawn(async move { got(client.send_request(get2(&format!("https://{NAME}/hold")))).await });
+    }
+    until_async("all requests arrive", DEADLINE, async || backend.state.requests() == 250).await;
+    backend.state.go.notify_waiters();
+    assert!(asking.join_all().await.iter().all(|answer| answer.status == StatusCode::OK));
+    assert_eq!(backend.state.connections.load(std::sync::atomic::Ordering::SeqCst), 3);
+    assert_eq!(got(client.clone().send_request(get2(&format!("https://{NAME}/")))).await.status, StatusCode::OK);
+    assert_eq!(backend.state.connections.load(std::sync::atomic::Ordering::SeqCst), 3, "connections with free streams are reused");
 }
 
 #[tokio::test]
