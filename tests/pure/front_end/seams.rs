@@ -208,8 +208,8 @@ impl Stage {
     async fn get(&self, path: &str, headers: &[(&'static str, &'static str)]) -> ReceivedResponse {
         let mut request = get1(&format!("https://{NAME}{path}"));
         request.headers_mut().insert(RIGHT, HeaderValue::from_static("1"));
-        for (name, value) in headers {
-            request.headers_mut().append(*name, HeaderValue::from_static(value));
+        for &(name, value) in headers {
+            request.headers_mut().append(name, HeaderValue::from_static(value));
         }
         got(self.front.http1("svc:api", NAME).await.send_request(request)).await
     }
@@ -339,9 +339,28 @@ async fn replaced_token_and_certificates_are_used_without_a_restart() {
 }
 
 #[tokio::test]
-async fn server_with_another_name_or_without_a_client_certificate_is_refused() {
+async fn certificate_of_the_client_is_the_one_of_the_files() {
     let authority = Authority::new();
-    let stage = Stage::new(&authority, &["http/1.1"]).await;
+    let mut stage = Stage::new(&authority, &["http/1.1"]).await;
+    for name in ["tls.crt", "tls.key"] {
+        std::fs::remove_file(stage.files.path().join(name)).expect("removed");
+    }
+    replace(&stage.files.path().join("token"), b"two").expect("written");
+    let token = async || stage.get("/base/", &[]).await;
+    eventually_async("the new files", DEADLINE, token, |answer| answer.text().contains("Bearer two")).await;
+    let address = stage.backend.address.to_string();
+    stage.backend.stop().await;
+    stage.backend = backend(&address, &authority, &["http/1.1"]).await;
+    assert_eq!(code(&stage.get("/base/", &[]).await), 502, "the backend requires one");
+    assert_eq!(stage.backend.state.requests(), 0);
+    trust(stage.files.path(), &authority);
+    let status = async || stage.get("/base/", &[]).await.status;
+    eventually_async("the new certificate", DEADLINE, status, |status| *status == StatusCode::OK).await;
+}
+
+#[tokio::test]
+async fn server_with_the_name_of_another_service_is_refused() {
+    let stage = Stage::new(&Authority::new(), &["http/1.1"]).await;
     assert_eq!(stage.get("/base/", &[]).await.status, StatusCode::OK);
     let renamed = json!({"svc:api": site(NAME, &json!({"namespace": "ns", "service": "other", "portName": "http",
         "address": stage.backend.address.to_string(), "protocol": "https"}))});
