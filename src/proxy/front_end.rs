@@ -321,7 +321,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn idle_upstreams_are_closed_also_while_a_listener_fails_or_sites_change() {
         let backend = Arc::new(Backend { address: "127.0.0.1:9".to_owned(), ..Backend::default() });
-        let target = RouteTarget::Backend(Proxied { backend: Arc::clone(&backend), ..Proxied::default() });
+        let target = RouteTarget::Backend(Arc::new(Proxied { backend: Arc::clone(&backend), ..Proxied::default() }));
         let route = VhostRoute { host: None, port: None, path: "/".to_owned(), exact: false, target };
         let site = Vhost { listeners: [(80, Listener::Http)].into(), routes: vec![route], ..Vhost::default() };
         let vhosts = Arc::new(Vhosts::from([("svc:web".to_owned(), Arc::new(site))]));
@@ -334,14 +334,14 @@ mod tests {
                 certificates: watch::channel(Arc::default()).1,
                 endpoints: watch::channel(Arc::default()).1,
                 closing,
-                ask: None,
                 node: None,
                 loopback: Loopback::Any,
                 pod_addresses: fails.then_some(foreign).into_iter().collect(),
                 limits: Limits::default(),
                 upgrades: Upgrades::default(),
             };
-            let (front_end, work) = create(inputs).expect("TLS");
+            let service = vhosts::VhostService::new(None).expect("TLS");
+            let (front_end, work) = create(inputs, service).expect("TLS");
             let task = tokio::spawn(work);
             let unused = Arc::downgrade(&front_end.shared.pools.of(&backend).fallback().await.expect("an address"));
             for _ in 0..8 {
