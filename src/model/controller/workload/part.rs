@@ -13,8 +13,9 @@ use crate::api::condition::reason;
 use crate::model::base::conditions::DesiredCondition;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::actions::{GroupPlan, Notice};
-use crate::model::controller::workload::objects::{Manifest, ObjectRef, Owner, applied};
+use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, applied};
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
+use crate::model::controller::workload::secret_name::SecretName;
 
 /// A fault of the workload. The first one is reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +114,10 @@ impl PlanPart<'_> {
                 Ownership::Going => {}
                 Ownership::Foreign => self.faults.push(object_conflict(self.owner, &manifest.object)),
                 Ownership::Ours => {
-                    let adopt = manifest.adopt || applied(existing).is_none();
+                    // An apply with the fields of all writers would remove what Pods have written.
+                    let object = &manifest.object;
+                    let is_filled = object.kind == Kind::Secret && SecretName::parse(&object.name).is_written_by_pods();
+                    let adopt = !is_filled && (manifest.adopt || applied(existing).is_none());
                     self.plan.apply.push(Manifest { adopt, ..manifest.replacing(existing) });
                 }
             },

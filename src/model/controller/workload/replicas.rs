@@ -75,10 +75,6 @@ pub(crate) fn secrets<'a>(
             // It names the device of a removed replica.
             continue;
         }
-        // The replica owns its fields: they are never adopted.
-        if let Some(last) = work.plan.apply.last_mut().filter(|last| last.object == state_ref(&shape.owner, ordinal)) {
-            last.adopt = false;
-        }
         let replica = pass.observed.replicas.get(&ordinal).unwrap_or(&none);
         let inputs = ReplicaInputs {
             endpoints: endpoints.get(&ordinal),

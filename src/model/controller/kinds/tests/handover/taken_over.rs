@@ -3,6 +3,7 @@
 use super::*;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::kinds::is_released;
+use crate::model::controller::workload::objects::APPLIED;
 
 const FOREIGN: &str = "example.com/service-pg-finalizer";
 const FORMS: [&[&str]; 4] = [
@@ -35,6 +36,30 @@ fn deletion_removes_every_form_of_the_finalizer() {
     for form in FORMS {
         let mut world = taken_over(form);
         assert_deletion_ends(&mut world, form);
+    }
+}
+
+/// Objects that another operator wrote are applied with the fields of all writers, except Secrets that Pods fill.
+#[test]
+fn content_of_secrets_that_pods_fill_is_not_adopted() {
+    for (case, group) in CASES.into_iter().flat_map(|case| [(case, None), (case, Some("in"))]) {
+        let mut world = world(case, group);
+        for (object, stored) in world.objects.clone() {
+            let mut stored = Value::clone(&stored);
+            if let Some(annotations) = stored["metadata"]["annotations"].as_object_mut() {
+                annotations.remove(APPLIED);
+            }
+            world.objects.insert(object, stored.into());
+        }
+        let plan = world.pass(group.unwrap_or(case.key()));
+        let is_filled = |object: &ObjectRef| object.kind == Kind::Secret && !object.name.ends_with(names::CONFIG_SECRET_SUFFIX);
+        let (filled, others): (Vec<_>, Vec<_>) = plan.apply.iter().partition(|manifest| is_filled(&manifest.object));
+        let has_certificate = filled.iter().any(|manifest| manifest.object.name == format!("shop.{DOMAIN}"));
+        assert!(!filled.is_empty() && has_certificate == matches!(case, Case::Ingress), "{case:?} {group:?}");
+        assert!(others.iter().any(|manifest| manifest.object.kind == Kind::StatefulSet), "{case:?} {group:?}");
+        for manifest in &plan.apply {
+            assert_eq!(manifest.adopt, !is_filled(&manifest.object), "{case:?} {group:?} {}", manifest.object);
+        }
     }
 }
 
