@@ -66,6 +66,29 @@ fn ends(mut world: World) {
     assert!(world.objects.is_empty() && world.devices.is_empty() && world.keys.is_empty(), "{:?}", world.objects.keys());
 }
 
+/// The Tailscale operator's image forwards all that reaches the Pod of an egress Service to the target.
+#[test]
+fn pods_that_would_forward_their_probes_have_none() {
+    let exposed = json!({"type": "ClusterIP", "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"]});
+    let services = [
+        (json!({}), balanced(), false),
+        (json!({"tailscale.com/expose": "true"}), exposed, false),
+        (json!({"tailscale.com/tailnet-ip": "100.64.0.9"}), external(), true),
+        (json!({"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}), external(), true),
+    ];
+    for (annotations, spec, is_egress) in services {
+        for image in ["registry.example.com/tailyard:1", "tailscale/tailscale:v1.104.7"] {
+            let mut world = world();
+            world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": image}}}}));
+            put(&mut world, annotations.clone(), spec.clone());
+            world.settle();
+            let set = &world.objects[&object(Kind::StatefulSet, &workload())];
+            let probe = &set["spec"]["template"]["spec"]["containers"][0]["readinessProbe"];
+            assert_eq!(probe.is_null(), is_egress && image.starts_with("tailscale/"), "{annotations} {image}: {probe}");
+        }
+    }
+}
+
 #[test]
 fn class_in_userspace_is_refused_before_a_pod_is_created() {
     for (annotations, spec) in [(json!({}), balanced()), (json!({"tailscale.com/tailnet-ip": "100.64.0.9"}), external())] {

@@ -247,14 +247,21 @@ fn proxy(shape: &RenderContext<'_>) -> Container {
         ports: (!ports.is_empty()).then_some(ports),
         volume_mounts: Some(volumes(shape).1),
         lifecycle: hook.map(|path| Lifecycle { pre_stop: Some(handler(path)), ..Lifecycle::default() }),
-        // One late response is enough: Kubernetes' endpoints are the failover.
-        readiness_probe: Some(Probe {
-            success_threshold: stock.then_some(STOCK_SETTLES),
-            ..probe(get(if stock { "/healthz" } else { "/readyz" }, shape), 1, 2, 1)
-        }),
+        readiness_probe: readiness(shape),
         liveness_probe: (!stock).then(|| probe(get("/livez", shape), 10, 5, 6)),
         ..Container::default()
     }
+}
+
+/// One late response is enough: Kubernetes' endpoints are the failover. With the Tailscale operator's image the Pod of an egress Service has
+/// no probe: it forwards all that reaches the Pod's addresses to the target, probes too.
+fn readiness(shape: &RenderContext<'_>) -> Option<Probe> {
+    let stock = shape.stock();
+    let is_answered = !(stock && shape.target.is_egress());
+    is_answered.then(|| Probe {
+        success_threshold: stock.then_some(STOCK_SETTLES),
+        ..probe(get(if stock { "/healthz" } else { "/readyz" }, shape), 1, 2, 1)
+    })
 }
 
 fn get(path: &str, shape: &RenderContext<'_>) -> HTTPGetAction {
