@@ -72,6 +72,11 @@ pub struct Inputs {
     pub upgrades: Upgrades,
 }
 
+/// Status of each site that has listeners.
+pub type PlacedSites = Arc<BTreeMap<String, SiteStatus>>;
+/// Names with an unusable certificate, and why.
+pub type RefusedCertificates = Arc<BTreeMap<String, &'static str>>;
+
 /// Whether connections and requests are accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Closing {
@@ -124,9 +129,9 @@ pub struct Limits {
 #[derive(Debug, Clone)]
 pub struct FrontEnd {
     /// Status of virtual hosts, by Tailscale Service.
-    pub in_place: watch::Receiver<Arc<BTreeMap<String, SiteStatus>>>,
+    pub in_place: watch::Receiver<PlacedSites>,
     /// Reasons of invalid certificates, by name.
-    pub refused: watch::Receiver<Arc<BTreeMap<String, &'static str>>>,
+    pub refused: watch::Receiver<RefusedCertificates>,
     pub stats: Stats,
     shared: Arc<ListenerContext>,
 }
@@ -136,9 +141,9 @@ pub struct FrontEnd {
 pub struct FrontEndSample {
     pub sites: BTreeMap<String, stats::ListenerCounts>,
     /// Status of virtual hosts.
-    pub in_place: Arc<BTreeMap<String, SiteStatus>>,
+    pub in_place: PlacedSites,
     /// Reasons of invalid certificates, by name.
-    pub refused: Arc<BTreeMap<String, &'static str>>,
+    pub refused: RefusedCertificates,
     /// Number of endpoints and of ejected endpoints, by backend.
     pub endpoints: BTreeMap<Arc<Backend>, (usize, usize)>,
     /// Reasons of failed EndpointSlice watches, by namespace.
@@ -250,15 +255,15 @@ pub fn create<S: HttpService>(inputs: Inputs, service: S) -> Result<(FrontEnd, i
     let (placed, in_place) = watch::channel(Arc::default());
     let (refusing, refused) = watch::channel(Arc::default());
     let front_end = FrontEnd { in_place, refused, stats: shared.stats.clone(), shared: Arc::clone(&shared) };
-    Ok((front_end, run((inputs.sites, inputs.certificates), shared, Arc::new(service), placed, refusing)))
+    Ok((front_end, run(inputs.sites, inputs.certificates, shared, Arc::new(service), (placed, refusing))))
 }
 
 async fn run<S: HttpService>(
-    (mut sites_in, mut certificates): (watch::Receiver<Arc<Vhosts>>, watch::Receiver<Arc<BTreeMap<String, Pair>>>),
+    mut sites_in: watch::Receiver<Arc<Vhosts>>,
+    mut certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
     shared: Arc<ListenerContext>,
     service: Arc<S>,
-    placed: watch::Sender<Arc<BTreeMap<String, SiteStatus>>>,
-    refusing: watch::Sender<Arc<BTreeMap<String, &'static str>>>,
+    (placed, refusing): (watch::Sender<PlacedSites>, watch::Sender<RefusedCertificates>),
 ) {
     let (mut listeners, mut closing) = (Listeners::default(), shared.closing.clone());
     let mut sweeps = interval_at(Instant::now() + SWEEP_INTERVAL, SWEEP_INTERVAL);

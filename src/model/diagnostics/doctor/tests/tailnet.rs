@@ -22,7 +22,7 @@ fn fault_of_a_group_service_or_ingress_names_the_setting_of_the_tailnet() {
     let of_ingress = |message| {
         let ingress_events = Ok(vec![ingress_event("shop", "PartiallyAdvertised", message, 1)]);
         let ingresses = Ok(vec![json!({"metadata": {"namespace": "u", "name": "shop", "uid": "shop"}})]);
-        ClusterFacts { ingress_events, ingresses, ..well() }
+        ClusterFacts { ingresses, ingress_events, ..well() }
     };
     let approval = "1/2 proxy backends ready and advertising; 1 not approved for svc:web: approve them in the admin console, or list their tag in \
         autoApprovers.services";
