@@ -50,7 +50,7 @@ impl Proxies for Group<'_> {
     /// The Tailscale operator reverts `kubectl rollout restart`; a new label replaces its Pods.
     fn restart(&self, round: usize) -> Duration {
         let mut begun = Instant::now();
-        self.0.stage.replaced(|| {
+        self.0.stage.replaced("eg", || {
             begun = Instant::now();
             if *self.0.playing == OURS {
                 self.0.stage.restart();

@@ -1,24 +1,30 @@
-//! Tailyard and the Tailscale operator as replacements of each other, on a real cluster: our reconciler with their proxy image, our image
-//! under their operator, and a group moved from theirs to ours and back under load.
+//! Tailyard and the Tailscale operator as replacements of each other, on a real cluster: our image under their operator, and objects of
+//! each kind moved from theirs to ours and back under load, then deleted.
 //!
 //! Their operator and their proxy are real; the control plane of both is a stand-in (`tests/servers/hosted`), since Tailscale's own cannot
 //! run here. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod acts;
+mod deletion;
+mod limits;
 mod sites;
 mod standalone;
 mod standalone_site;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use acts::{Acts, May};
+use acts::{Acts, Client, May, Path};
 use kit::cluster::images::{STOCK, TAILYARD};
-use kit::cluster::{DEADLINE, turn};
+use kit::cluster::{DEADLINE, site, turn};
 use kit::guide::{GROUP, MIGRATE, SITES};
 use kit::operators::Stage;
 use kit::wait::eventually;
+use limits::{Step, limit};
+use serde_json::json;
 use sites::Site;
 use standalone_site::StandaloneSite;
+
+use crate::stage::whole;
 
 /// Seconds with failed connections under their operator, which our code does not prevent. Since 1.104 the second replica is replaced when the
 /// first one is an endpoint of each child Service (readiness gate): none failed in two runs; a kube-proxy on a busy machine may still follow
@@ -28,8 +34,13 @@ const UNSERVED: May = May::Fail(3);
 
 /// Check that warns after a take-over: the definitions have no `spec.tailyard`.
 const THEIR_DEFINITIONS: [&str; 1] = ["definitions"];
-/// With their image, which serves no standalone Ingress and may hang, two checks warn beside.
+/// With their image, which serves no standalone Ingress, two checks warn beside.
 const WITH_THEIR_IMAGE: [&str; 3] = ["definitions", "proxies", "ingresses"];
+
+/// Response of the Pods behind exposed Services and Ingresses.
+const ANSWER: &str = "hello";
+/// Suffix of the names of objects that are deleted after the take-over.
+const ONCE: &str = "-once";
 
 #[test]
 fn our_image_runs_under_the_tailscale_operator() {
@@ -41,13 +52,13 @@ fn our_image_runs_under_the_tailscale_operator() {
     println!("a group of the stock image by their operator: {:?}", begin.elapsed());
     stage.through_both_replicas();
     let devices = stage.replicas();
-    let mut acts = Acts::begin(&stage, "under-theirs");
-    let theirs = acts.replace("a restart of the stock image under their operator", UNSERVED, || stage.set_class(None, "second"));
-    acts.replace("from the stock image to ours under their operator", UNSERVED, || stage.set_class(Some(TAILYARD), "second"));
+    let mut acts = Acts::begin(&[path_of_group(&stage)]);
+    let theirs = acts.replace(&stage, "a restart of the stock image under their operator", UNSERVED, || stage.set_class(None, "second"));
+    acts.replace(&stage, "from the stock image to ours under their operator", UNSERVED, || stage.set_class(Some(TAILYARD), "second"));
     assert_eq!(stage.image(), TAILYARD);
     stage.through_both_replicas();
     assert_eq!(stage.replicas(), devices, "the devices are the same");
-    let ours = acts.replace("a restart of our image under their operator", UNSERVED, || stage.set_class(Some(TAILYARD), "third"));
+    let ours = acts.replace(&stage, "a restart of our image under their operator", UNSERVED, || stage.set_class(Some(TAILYARD), "third"));
     println!("ours to theirs: {:.2}", ours.as_secs_f64() / theirs.as_secs_f64());
     acts.end();
 
@@ -67,73 +78,111 @@ fn our_image_runs_under_the_tailscale_operator() {
 fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     let _turn = turn();
     let stage = Stage::set();
-    let (guest, _tailscaled) = stage.cluster.tailnet.node("guest");
     stage.install_theirs();
     stage.set_class(None, "first");
-    let site = Site::publish(&stage);
+    stage.cluster.apply(&site::backends("web", ANSWER));
+    let begin = Instant::now();
     standalone::create(&stage);
-    standalone::reached(&stage, &guest);
-    standalone::reaches(&stage);
-    site.reached(&guest);
-    let standalone = StandaloneSite::create(&stage);
-    let all = || (standalone::devices(&stage), standalone::names(&stage), site.devices(), site.service().0);
-    let (before, theirs) = (all(), site.service().1);
-    let same = || assert_eq!(all(), before, "devices, names, and the addresses of the site");
+    let shop = StandaloneSite::create(&stage);
+    let site = Site::publish(&stage, &shop.user);
+    standalone::wait_until_ready(&stage);
+    shop.is_served(&stage);
+    for suffix in ["", ONCE] {
+        site.is_served(suffix);
+    }
+    println!("all kinds served by their operator: {:?}", begin.elapsed());
+    let theirs = site.owners();
 
     for check in ["$ kubectl get serviceaccount", "$ kubectl get ingresses"] {
         assert_eq!(stage.guide.run(MIGRATE, check, &[]).trim(), "", "no pull Secrets, and no Funnel");
     }
-    stage.take_over();
-    // The stock image may hang if a target's name is not in its first netmap: the Pod is not ready then, and replaced by the next change.
-    standalone::run_image(&stage, "solo", STOCK, "ts-");
-    site.run_image(STOCK);
-    site.reached(&guest);
-    // Theirs stays as it is, and renewed its certificate at each start.
-    let issued = standalone.issued();
+    take_over(&stage, &shop, &site);
+    let ours = site.owners();
+    assert!(ours.iter().zip(&theirs).all(|(ours, theirs)| ours != theirs), "the Tailscale Services are ours alone");
+    let objects = ["solo", "open", "far", "fixed", "plain"].map(|name| format!("service/{name}{ONCE}"));
+    let objects: Vec<&str> = objects.iter().map(String::as_str).chain(["ingress/web-once", "ingress/shop"]).collect();
+    let devices = ["default-solo-once", "default-open-once", "default-far-once", "default-fixed-once", "shop"];
+    deletion::assert_ends(&stage, &objects, &devices, &["web-once", "plain-once"]);
+    let issued = shop.issued();
+    StandaloneSite::create_again(&stage);
+    shop.is_served_by(&stage, TAILYARD, "ts-");
+    assert_eq!(shop.issued(), issued, "its certificate outlives it");
+
+    return_all(&stage, &shop, &site);
+    assert_eq!(site.owners(), theirs);
+    println!("finalizers by their operator: {} {}", site.finalizers("plain"), site.finalizers("stays"));
+    let objects = ["service/solo", "service/open", "service/far", "service/fixed", "ingress/shop"];
+    let published = ["ingress/web", "service/plain", "service/stays"];
+    let devices = ["default-solo", "default-open", "default-far", "default-fixed", "shop"];
+    deletion::assert_ends(&stage, &[&objects[..], &published].concat(), &devices, &["web", "plain"]);
+    assert_eq!(site.owner("stays"), ours[0], "it outlives its Service, as the document has it");
+    deletion::assert_ends(&stage, &["proxygroup/in"], &["in-0", "in-1"], &[]);
+    stage.guide.finish(SITES);
+}
+
+/// Takes over all kinds under load: first with their image, then with ours.
+fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
+    let all = || (standalone::addresses(stage), standalone::pods(stage), StandaloneSite::proxy(stage), site.devices(), site.addresses());
+    let before = all();
+    let same = || assert_eq!(all(), before, "devices, Pods' names, and the addresses of the site");
+    let paths: Vec<Path<'_>> = standalone::paths(stage, &shop.user).into_iter().chain([shop.path()]).chain(site.paths()).collect();
+    let mut acts = Acts::begin(&paths);
+    acts.change("all kinds from their operator to our reconciler, with the stock image", May::AsDocumented(Step::TakeOver), || {
+        stage.replaced(sites::GROUP, || stage.take_over());
+        standalone::run_images(stage, &[""], STOCK, "ts-");
+        site.run_image(STOCK);
+    });
+    // The proxies of Ingresses stay as they are, and renewed their certificates at each start.
+    let issued = shop.issued();
     same();
-    assert_ne!(site.service().1, theirs, "the Tailscale Service is ours alone");
     assert_eq!(stage.cluster.doctor().faults(&WITH_THEIR_IMAGE), [""; 0]);
     let images = stage.guide.run(MIGRATE, "$ kubectl get proxyclasses", &[]);
     assert!(images.lines().all(|class| class.split_whitespace().count() == 1), "classes without images: {images}");
-    stage.use_our_image();
-    for service in ["solo", "far"] {
-        standalone::run_image(&stage, service, TAILYARD, "ts-");
-    }
-    site.run_image(TAILYARD);
-    standalone.is_served_by(&stage, TAILYARD, "ts-");
-    assert_eq!(standalone.issued(), issued, "its certificate is kept");
+    acts.change("all kinds from the stock image to ours under our reconciler", May::AsDocumented(Step::Image), || {
+        stage.replaced(sites::GROUP, || stage.use_our_image());
+        standalone::run_images(stage, &["", ONCE], TAILYARD, "ts-");
+        site.run_image(TAILYARD);
+        shop.is_served_by(stage, TAILYARD, "ts-");
+    });
+    assert_eq!(shop.issued(), issued, "certificates are kept");
     same();
     assert_eq!(stage.cluster.doctor().faults(&["definitions", "ingresses"]), [""; 0], "Events of the former fault");
-    standalone::reached(&stage, &guest);
-    standalone::reaches(&stage);
-    site.reached(&guest);
+    acts.end();
+}
 
-    // It goes back with our finalizer, which the document advises against for its Tailscale Service.
-    let ours = site.publish_another("stays");
+/// Gives all kinds back under load, except Ingress and Service of the group, which are deleted before and created again. Another Service of
+/// the group goes back with our finalizer, which the document advises against for its Tailscale Service.
+fn return_all(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
+    site.publish_another("stays");
+    let all = || (standalone::addresses(stage), standalone::pods(stage), StandaloneSite::proxy(stage), site.devices());
+    let before = all();
     let manifest = site.manifest();
-    stage.guide.run(MIGRATE, "$ kubectl delete -f", &[("site.yaml", &manifest)]);
-    assert_eq!(site.tailscale_service("plain"), None, "it is deleted with its Service");
-    stage.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", &[]);
-    for service in ["solo", "far"] {
-        standalone::run_image(&stage, service, STOCK, "proxies");
-    }
-    standalone.is_served_by(&stage, STOCK, "proxies");
-    site.run_image(STOCK);
-    stage.guide.run(MIGRATE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
+    let others: Vec<Path<'_>> = standalone::paths(stage, &shop.user).into_iter().chain([shop.path(), site.path_to("stays")]).collect();
+    let mut acts = Acts::begin(&others);
+    let mut unserved = Duration::ZERO;
+    acts.change("all kinds from our reconciler back to their operator", May::AsDocumented(Step::Back), || {
+        stage.guide.run(MIGRATE, "$ kubectl delete -f", &[("site.yaml", &manifest)]);
+        assert_eq!(site.advertised(&["web", "plain", "stays"]), [false, false, true], "deleted with their objects");
+        let begin = || stage.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", &[]);
+        stage.replaced(sites::GROUP, || drop(begin()));
+        standalone::run_images(stage, &[""], STOCK, "proxies");
+        shop.is_served_by(stage, STOCK, "proxies");
+        site.run_image(STOCK);
+        let created = Instant::now();
+        stage.guide.run(MIGRATE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
+        site.is_served("");
+        unserved = created.elapsed();
+    });
     let accounts = stage.guide.run(MIGRATE, "$ kubectl get pods", &[]);
     assert!(accounts.lines().all(|account| account == "proxies"), "{accounts}");
     stage.guide.run(MIGRATE, "$ kubectl delete secret", &[]);
-    standalone::reached(&stage, &guest);
-    site.reached(&guest);
-    assert_eq!((standalone::devices(&stage), standalone::names(&stage), site.devices()), (before.0.clone(), before.1.clone(), before.2));
-    assert_eq!(site.service().1, theirs);
-    println!("finalizers by their operator: {} {}", site.finalizers("plain"), site.finalizers("stays"));
-    for name in ["plain", "stays"] {
-        site.delete(name);
+    println!("Ingress and Service of the group were served {unserved:?} after their creation");
+    for path in site.paths() {
+        let most = u64::try_from(limit(path.kind, Step::Created)).expect("small");
+        assert!(unserved.as_secs() <= most, "{}: served {unserved:?} after its creation", path.kind);
     }
-    assert_eq!(site.tailscale_service("plain"), None, "it is deleted with its Service");
-    assert_eq!(site.owner("stays"), ours, "it outlives its Service, as the document has it");
-    stage.guide.finish(SITES);
+    assert_eq!(all(), before);
+    acts.end();
 }
 
 #[test]
@@ -142,28 +191,47 @@ fn group_is_handed_over_and_back() {
     let stage = Stage::set();
     stage.install_theirs();
     stage.ask_for_a_group();
+    add_others(&stage);
     stage.through_both_replicas();
     let (devices, service) = (stage.replicas(), stage.service());
     let same = || assert_eq!((stage.replicas(), stage.service()), (devices.clone(), service.clone()), "devices and the user's Service");
-    let mut acts = Acts::begin(&stage, "hand-over");
+    let mut acts = Acts::begin(&[path_of_group(&stage)]);
 
-    acts.replace("from their operator to our reconciler, with the stock image", May::LoseNothing, || {
+    acts.replace(&stage, "from their operator to our reconciler, with the stock image", May::AsDocumented(Step::TakeOver), || {
         stage.take_over();
     });
     same();
     assert_eq!(stage.image(), STOCK);
     assert_eq!(stage.cluster.doctor().faults(&THEIR_DEFINITIONS), [""; 0], "as step 2 of the document has it");
     stage.another_group_comes_and_goes();
-    acts.replace("a restart of the stock image under our reconciler", May::LoseNothing, || stage.restart());
-    acts.replace("from the stock image to ours under our reconciler", May::LoseNothing, || stage.use_our_image());
+    acts.replace(&stage, "a restart of the stock image under our reconciler", May::LoseNothing, || stage.restart());
+    acts.replace(&stage, "from the stock image to ours under our reconciler", May::AsDocumented(Step::Image), || stage.use_our_image());
     assert_eq!(stage.image(), TAILYARD);
     stage.through_both_replicas();
+    deletion::assert_ends(&stage, &["service/second"], &[], &[]);
+    deletion::assert_ends(&stage, &["proxygroup/former"], &["former-0"], &[]);
 
     // Two of their controllers write one EndpointSlice; until one of them owns it, it may briefly have no endpoints.
-    acts.replace("from our reconciler back to their operator", May::Fail(2), || stage.return_group());
+    acts.replace(&stage, "from our reconciler back to their operator", May::AsDocumented(Step::Back), || stage.return_group());
     assert_eq!(stage.image(), STOCK);
     same();
     stage.through_both_replicas();
     acts.end();
+    deletion::assert_ends(&stage, &["service/db"], &[], &[]);
+    deletion::assert_ends(&stage, &["proxygroup/eg"], &["eg-0", "eg-1"], &[]);
     stage.guide.finish(GROUP);
+}
+
+/// Path through the egress group.
+fn path_of_group(stage: &Stage) -> Path<'_> {
+    Path { kind: "egress Service of a ProxyGroup", client: Client::Pod(stage), target: "db", rate: "50" }
+}
+
+/// Adds a Service of the group, and a group of one replica, that are deleted after the take-over.
+fn add_others(stage: &Stage) {
+    let group = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "former"},
+        "spec": {"type": "egress", "replicas": 1, "proxyClass": "lab"}});
+    stage.cluster.apply(&[group, whole::service("second", "eg", &stage.cluster.tailnet.name_of("db"))]);
+    stage.cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/former"]);
+    stage.cluster.wait(&["--for=condition=TailscaleEgressSvcReady", "service/second"]);
 }

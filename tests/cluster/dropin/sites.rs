@@ -1,47 +1,53 @@
-//! Ingress group on a cluster with both operators, with a Service of type `LoadBalancer`. An Ingress would need a name that the Tailscale
-//! operator reads from the login of a tagged node; the stand-in of the control plane has another one there.
+//! Ingress group on a cluster with both operators, with an Ingress and a Service of type `LoadBalancer`, and another of each to be deleted.
 
 use std::fs;
-use std::io::Read as _;
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::site::{self, GREETS};
 use kit::cluster::{Cluster, DEADLINE};
-use kit::machine::Machine;
 use kit::operators::Stage;
+use kit::tailnet_client::TailnetClient;
 use kit::wait::eventually;
 use tailyard::api::names::SERVICE_FINALIZER;
 
-/// The group and the hostname prefix of its devices.
-const GROUP: &str = "in";
-/// Response of the Pods.
-const ANSWER: &str = "site";
-/// Timeout of one attempt.
-const PATIENCE: Duration = Duration::from_secs(2);
+use crate::dropin::acts::{Client, Path};
+use crate::dropin::standalone::RATE;
+use crate::dropin::standalone_site::CLASS;
+use crate::dropin::{ANSWER, ONCE};
 
-/// A published Service.
+/// The group and the hostname prefix of its devices.
+pub(crate) const GROUP: &str = "in";
+/// Rows of the table in docs/migrate.md.
+const SERVICE: &str = "Service of a ProxyGroup of type `ingress`";
+const INGRESS: &str = "Ingress of a ProxyGroup";
+
+/// Published Ingress and Service.
 pub(crate) struct Site<'a> {
     cluster: &'a Cluster,
+    user: &'a TailnetClient,
     /// The user's manifest.
     manifest: PathBuf,
 }
 
 impl<'a> Site<'a> {
-    /// Creates the group and publishes the Service, by whichever operator is there. The group has the class of the other proxies.
-    pub(crate) fn publish(stage: &'a Stage) -> Self {
+    /// Creates the group and publishes Ingresses and Services, by whichever operator is there.
+    pub(crate) fn publish(stage: &'a Stage, user: &'a TailnetClient) -> Self {
         let cluster = &stage.cluster;
-        cluster.apply(&site::backends("web", ANSWER));
-        cluster.apply(&[site::group(GROUP, GROUP)]);
-        let service = published("plain").to_string();
-        let manifest = cluster.tailnet.dir().join("site.yaml");
-        fs::write(&manifest, &service).expect("written");
-        cluster.apply_text(&service);
-        Self { cluster, manifest }
+        let mut group = site::group(GROUP, GROUP);
+        group["spec"]["proxyClass"] = json!(CLASS);
+        let [manifest, once] = ["", ONCE].map(|suffix| {
+            let items = [ingress(&format!("web{suffix}")), published(&format!("plain{suffix}"))];
+            json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+        });
+        cluster.apply(&[group]);
+        let path = cluster.tailnet.dir().join("site.yaml");
+        fs::write(&path, &manifest).expect("written");
+        cluster.apply_text(&manifest);
+        cluster.apply_text(&once);
+        Self { cluster, user, manifest: path }
     }
 
     /// Path of the manifest, for commands.
@@ -49,17 +55,11 @@ impl<'a> Site<'a> {
         self.manifest.display().to_string()
     }
 
-    /// Publishes another Service by our reconciler; returns the owner of its Tailscale Service.
-    pub(crate) fn publish_another(&self, name: &str) -> String {
+    /// Publishes another Service by our reconciler.
+    pub(crate) fn publish_another(&self, name: &str) {
         self.cluster.apply(&[published(name)]);
         self.cluster.wait(&["--for=condition=TailscaleIngressSvcConfigured", &format!("service/{name}")]);
         assert_eq!(self.finalizers(name), format!("[{SERVICE_FINALIZER:?}]"));
-        self.owner(name)
-    }
-
-    /// Deletes a Service, and waits until it has gone.
-    pub(crate) fn delete(&self, name: &str) {
-        self.cluster.kubectl(&["delete", "service", name, "--timeout=120s"]);
     }
 
     /// Finalizers of a Service.
@@ -67,15 +67,21 @@ impl<'a> Site<'a> {
         self.cluster.kubectl(&["get", "service", name, "-o", "jsonpath={.metadata.finalizers}"])
     }
 
-    /// Waits until a tailnet client gets an answer.
-    pub(crate) fn reached(&self, guest: &Machine) {
-        eventually("an answer of the site", DEADLINE, || {
-            let service = self.tailscale_service("plain")?;
-            let address: IpAddr = service["addrs"][0].as_str()?.parse().expect("an address");
-            let mut text = String::new();
-            guest.node.connect(SocketAddr::from((address, GREETS)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
-            (text.trim() == ANSWER).then_some(())
-        });
+    /// Waits until a tailnet client gets an answer of the Ingress and of the Service with this suffix.
+    pub(crate) fn is_served(&self, suffix: &str) {
+        self.user.wait_for_answer("https", &format!("web{suffix}"), ANSWER);
+        self.user.wait_for_answer("http", &format!("plain{suffix}"), ANSWER);
+    }
+
+    /// Paths to Ingress and Service.
+    pub(crate) fn paths(&self) -> [Path<'a>; 2] {
+        let path = |kind, port, target| Path { kind, client: Client::Tailnet(self.user, port, ANSWER), target, rate: RATE };
+        [path(INGRESS, 443, "web"), path(SERVICE, GREETS, "plain")]
+    }
+
+    /// Path to another Service.
+    pub(crate) fn path_to(&self, name: &'static str) -> Path<'a> {
+        Path { kind: SERVICE, client: Client::Tailnet(self.user, GREETS, ANSWER), target: name, rate: RATE }
     }
 
     /// Waits until all replicas run this image and the group is ready.
@@ -90,15 +96,24 @@ impl<'a> Site<'a> {
         self.cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
     }
 
-    /// The Tailscale Service of a Service.
-    pub(crate) fn tailscale_service(&self, name: &str) -> Option<Value> {
-        let services = self.cluster.tailnet.api("GET", "/tailnet/-/vip-services")["vipServices"].as_array().cloned().unwrap_or_default();
-        services.into_iter().find(|service| service["name"] == format!("svc:{name}"))
+    /// The Tailscale Service of an object.
+    fn tailscale_service(&self, name: &str) -> Option<Value> {
+        self.user.services().into_iter().find(|service| service["name"] == format!("svc:{name}"))
     }
 
-    /// Addresses of the Tailscale Service, and its only owner.
-    pub(crate) fn service(&self) -> (Value, String) {
-        (self.tailscale_service("plain").expect("a Tailscale Service")["addrs"].clone(), self.owner("plain"))
+    /// Whether each of these has a Tailscale Service.
+    pub(crate) fn advertised(&self, names: &[&str]) -> Vec<bool> {
+        names.iter().map(|name| self.tailscale_service(name).is_some()).collect()
+    }
+
+    /// Addresses of the Tailscale Services of Ingress and Service.
+    pub(crate) fn addresses(&self) -> [Value; 2] {
+        ["web", "plain"].map(|name| self.tailscale_service(name).expect("a Tailscale Service")["addrs"].clone())
+    }
+
+    /// The only owner of each of them.
+    pub(crate) fn owners(&self) -> [String; 2] {
+        ["web", "plain"].map(|name| self.owner(name))
     }
 
     /// The only owner of a Tailscale Service.
@@ -116,11 +131,18 @@ impl<'a> Site<'a> {
     }
 }
 
+/// An Ingress of the group, with its name as the name in the tailnet.
+fn ingress(name: &str) -> Value {
+    let mut ingress = site::ingress(name, GROUP);
+    ingress["spec"]["defaultBackend"]["service"]["name"] = json!("web");
+    ingress
+}
+
 /// A Service of the group, with its name as the name in the tailnet.
 fn published(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": name, "namespace": "default",
             "annotations": {"tailscale.com/proxy-group": GROUP, "tailscale.com/hostname": name}},
         "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "selector": {"app": "web"},
-            "ports": [{"name": "greet", "port": GREETS, "targetPort": GREETS}]}})
+            "ports": [{"name": "http", "port": 80, "targetPort": 8080}, {"name": "greet", "port": GREETS, "targetPort": GREETS}]}})
 }

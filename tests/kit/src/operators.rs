@@ -162,16 +162,14 @@ impl Stage {
         self.cluster.kubectl(&["get", "service/db", "-o", what])
     }
 
-    /// Makes a change of the template, and waits until all Pods are of the new one.
-    pub fn replaced(&self, change: impl FnOnce()) {
-        let revision = || {
-            let path = "jsonpath={.status.updateRevision}";
-            self.cluster.kubectl(&["get", "-n", NAMESPACE, "statefulset/eg", "-o", path])
-        };
+    /// Makes a change of a group's template, and waits until all Pods are of the new one.
+    pub fn replaced(&self, group: &str, change: impl FnOnce()) {
+        let set = format!("statefulset/{group}");
+        let revision = || self.cluster.kubectl(&["get", "-n", NAMESPACE, &set, "-o", "jsonpath={.status.updateRevision}"]);
         let before = revision();
         change();
         eventually("a new template", DEADLINE, || (revision() != before).then_some(()));
-        self.cluster.rolled_out(NAMESPACE, "statefulset/eg");
+        self.cluster.rolled_out(NAMESPACE, &set);
     }
 
     /// The image of the proxies, as they run.

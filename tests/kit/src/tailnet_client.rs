@@ -82,7 +82,7 @@ impl TailnetClient {
         }
         command.extend(["--rate", rate, "--timeout", timeout, "--duration", "1h"]);
         let run = LoadRun(self.machine.spawn(&format!("load-{service}"), &command, &[]));
-        eventually("the load being answered", DEADLINE, || (run.report().answered_so_far() > 0).then_some(()));
+        eventually("the load being answered", DEADLINE, || (run.so_far().answered_so_far() > 0).then_some(()));
         run
     }
 
@@ -124,10 +124,11 @@ impl LoadRun {
     pub fn end(mut self) -> LoadReport {
         self.0.signal(Signal::SIGTERM);
         self.0.wait();
-        self.report()
+        self.so_far()
     }
 
-    fn report(&self) -> LoadReport {
+    /// The report up to now.
+    pub fn so_far(&self) -> LoadReport {
         LoadReport::read(&self.0.output())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
@@ -70,6 +71,14 @@ impl LoadReport {
         Self { lines: lines.split_off(last) }
     }
 
+    /// The report without failures of attempts over IPv6.
+    #[must_use]
+    pub fn by_ipv4(mut self) -> Self {
+        let is_ipv4 = |line: &Value| line["to"].as_str().and_then(|to| to.parse().ok()).is_none_or(|to: SocketAddr| to.is_ipv4());
+        self.lines.retain(|line| line["event"] != "fault" || is_ipv4(line));
+        self
+    }
+
     /// Attempts answered so far, in steps of a second.
     pub fn answered_so_far(&self) -> u64 {
         self.events("second").last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
@@ -129,6 +138,14 @@ impl LoadReport {
         let up_to = self.since_begun(moment);
         let seconds = self.events("second").take_while(|line| seconds(&line["at"]) <= up_to);
         seconds.last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
+    }
+
+    /// Longest time without an answer in a period, in steps of a second.
+    pub fn longest_silence(&self, from: SystemTime, to: SystemTime) -> usize {
+        let period = self.since_begun(from)..self.since_begun(to);
+        let within = self.events("second").filter(|line| period.contains(&seconds(&line["at"])));
+        let counts: Vec<u64> = within.filter_map(|line| line["answered"].as_u64()).collect();
+        counts.chunk_by(|one, next| one == next).map(|silence| silence.len() - 1).max().unwrap_or_default()
     }
 
     /// The long-lived flows whose server sees one of these tailnet addresses as the source.
@@ -217,6 +234,19 @@ impl fmt::Display for LoadReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silence_is_the_longest_run_of_seconds_without_an_answer() {
+        let second = |(at, answered): (usize, u64)| format!("{{\"event\":\"second\",\"at\":{at},\"answered\":{answered}}}\n");
+        let counts = [1, 2, 2, 3, 3, 3, 4, 4, 4, 4];
+        let seconds: String = (1..).zip(counts).map(second).collect();
+        let report = LoadReport::read(&format!("{{\"event\":\"start\",\"unix\":0.0}}\n{seconds}"));
+        let silence = |from, to| {
+            let [from, to] = [from, to].map(|at| SystemTime::UNIX_EPOCH + Duration::from_secs(at));
+            report.longest_silence(from, to)
+        };
+        assert_eq!([silence(0, 8), silence(0, 20), silence(2, 4), silence(30, 40)], [2, 3, 1, 0]);
+    }
 
     #[test]
     fn report_is_of_the_last_run_in_a_log() {

@@ -144,7 +144,7 @@ pub static TAILYARD: Table = Table {
         clusters(&["services"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 350),
         clusters(&["ingress"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 210),
         Tier { slots: 2, ..clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240) },
-        clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 550),
+        clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, OPERATOR], 600),
         Tier { slots: 2, by_hand: true, ..clusters(&["upgrade"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240) },
     ],
 };

@@ -286,6 +286,7 @@ func (a *api) expire(_ http.ResponseWriter, node *tailcfg.Node) {
 // time, which testcontrol copies, and is alive. testcontrol keeps the node of the old key beside it, with the same identity and
 // addresses, and lists both to peers in any order: the old one loses them here, as peers would send to it otherwise.
 func (a *api) renew(r *tailcfg.MapRequest) (done func()) {
+	a.nameLogins()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	node := a.tailnet.Node(r.NodeKey)

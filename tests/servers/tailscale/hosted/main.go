@@ -5,7 +5,7 @@
 // beside it. The API is written from its published contract, version 2 (https://tailscale.com/api): OAuth tokens, keys,
 // devices, services. Differences from the real one: a node joins with any key, and has the tags of the oldest one that no node has
 // joined with; a name that is taken gets no number; a deleted device disappears from the API, but stays connected, and returns with its
-// identity if it logs in with another key; a node that advertises a service is approved for it unless the API refused it, and one such
+// identity if it logs in with another key; all nodes have logins of one name; a node that advertises a service is approved for it unless the API refused it, and one such
 // node is primary of the service, the same for every peer; there is no policy: every node may use Funnel, and may hand over its
 // connections; nothing outlives the process.
 //
