@@ -203,7 +203,7 @@ fn group_is_handed_over_and_back() {
     same();
     assert_eq!(stage.image(), STOCK);
     assert_eq!(stage.cluster.doctor().faults(&THEIR_DEFINITIONS), [""; 0], "as step 2 of the document has it");
-    stage.another_group_comes_and_goes();
+    let new = stage.create_another_group();
     acts.replace(&stage, "a restart of the stock image under our reconciler", May::LoseNothing, || stage.restart());
     acts.replace(&stage, "from the stock image to ours under our reconciler", May::AsDocumented(Step::Image), || stage.use_our_image());
     assert_eq!(stage.image(), TAILYARD);
@@ -217,6 +217,8 @@ fn group_is_handed_over_and_back() {
     same();
     stage.through_both_replicas();
     acts.end();
+    stage.another_group_returned(new);
+    deletion::assert_ends(&stage, &["proxygroup/new"], &["new-0"], &[]);
     deletion::assert_ends(&stage, &["service/db"], &[], &[]);
     deletion::assert_ends(&stage, &["proxygroup/eg"], &["eg-0", "eg-1"], &[]);
     stage.guide.finish(GROUP);

@@ -180,13 +180,24 @@ impl Stage {
         images.into_iter().collect::<Vec<_>>().join(" ")
     }
 
-    /// Creates a group of one replica and deletes it.
-    pub fn another_group_comes_and_goes(&self) {
+    /// Creates another group, of one replica, and returns its device.
+    pub fn create_another_group(&self) -> u64 {
         self.cluster.apply(&[json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "new"},
             "spec": {"type": "egress", "replicas": 1, "proxyClass": "lab"}})]);
         self.cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/new"]);
-        assert!(self.cluster.tailnet.knows("new-0"));
-        self.cluster.kubectl(&["delete", "proxygroup/new", "--timeout=120s"]);
+        self.cluster.tailnet.node_id("new-0")
+    }
+
+    /// Waits until the Tailscale operator has a `StatefulSet` of its own for that group, with the same Pod and device.
+    pub fn another_group_returned(&self, device: u64) {
+        let what = "jsonpath={.spec.podManagementPolicy} {.spec.template.spec.containers[0].image}";
+        eventually("a StatefulSet of theirs", DEADLINE, || {
+            let found = self.cluster.try_kubectl(&["get", "-n", NAMESPACE, "statefulset/new", "-o", what]).stdout;
+            (found == format!("OrderedReady {STOCK}").as_bytes()).then_some(())
+        });
+        self.cluster.rolled_out(NAMESPACE, "statefulset/new");
+        self.cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/new"]);
+        assert_eq!(self.cluster.tailnet.node_id("new-0"), device);
     }
 
     /// Returns the group to the Tailscale operator as docs/migrate.md describes.
