@@ -21,7 +21,7 @@ use crate::model::front_end::vhosts::shares::Shares;
 use crate::model::front_end::vhosts::{Vhost, Vhosts};
 use crate::model::ingress::certificate::Pair;
 use crate::model::settings::FrontEndSettings;
-use crate::model::tailnet::advertise::SiteStatus;
+use crate::model::tailnet::advertise::{PlacedSites, SiteStatus};
 use crate::runtime::snapshot::SnapshotCell;
 use crate::runtime::timer::until;
 use crate::runtime::watch_ext::put;
@@ -72,8 +72,6 @@ pub struct Inputs {
     pub upgrades: Upgrades,
 }
 
-/// Status of each site that has listeners.
-pub type PlacedSites = Arc<BTreeMap<String, SiteStatus>>;
 /// Names with an unusable certificate, and why.
 pub type RefusedCertificates = Arc<BTreeMap<String, &'static str>>;
 

@@ -144,7 +144,7 @@ fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
         site.run_image(TAILYARD);
         shop.is_served_by(stage, TAILYARD, "ts-");
     });
-    assert_eq!(shop.issued(), issued, "certificates are kept");
+    assert_eq!(shop.issued(), issued, "the certificates are the same");
     same();
     assert_eq!(stage.cluster.doctor().faults(&["definitions", "ingresses"]), [""; 0], "Events of the former fault");
     acts.end();

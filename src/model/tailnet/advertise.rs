@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 mod view;
 
-pub use view::{AdvertiseMode, AdvertiseStatus, AdvertiseView, AppliedRuleset, DaemonReport, SiteStatus};
+pub use view::{AdvertiseMode, AdvertiseStatus, AdvertiseView, AppliedRuleset, DaemonReport, PlacedSites, SiteStatus};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advertised {

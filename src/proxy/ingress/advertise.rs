@@ -1,6 +1,5 @@
 //! Keeps tailscaled's serve config and advertised services up to date: [`AdvertiseView`] decides after each change of an input.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::model::base::netmap::NetMap;
 use crate::model::config::IngressConfig;
 use crate::model::config::source::ServeContent;
 use crate::model::tailnet::advertise::{
-    AdvertiseMode, AdvertiseStatus, AdvertiseView, Advertised, AppliedRuleset, DaemonReport, SiteStatus, WithdrawalProgress,
+    AdvertiseMode, AdvertiseStatus, AdvertiseView, Advertised, AppliedRuleset, DaemonReport, PlacedSites, WithdrawalProgress,
 };
 use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
@@ -39,7 +38,7 @@ pub struct Inputs {
     /// Ruleset in the kernel.
     pub programmed: watch::Receiver<Programmed>,
     /// Status of the virtual hosts' listeners.
-    pub in_place: watch::Receiver<Arc<BTreeMap<String, SiteStatus>>>,
+    pub in_place: watch::Receiver<PlacedSites>,
     pub serving: watch::Receiver<ServeStatus>,
     /// Peer warm-up, if enabled: nothing is advertised before it.
     pub paths: Option<watch::Receiver<WarmupProgress>>,

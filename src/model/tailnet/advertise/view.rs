@@ -49,6 +49,9 @@ pub struct AdvertiseStatus {
     pub shields_up: bool,
 }
 
+/// Status of each virtual host that has listeners, by Tailscale Service.
+pub type PlacedSites = Arc<BTreeMap<String, SiteStatus>>;
+
 /// Status of a virtual host's listeners.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SiteStatus {
@@ -94,7 +97,7 @@ pub struct AdvertiseView {
     pub ingress: Option<Arc<IngressConfig>>,
     pub ruleset: AppliedRuleset,
     /// Listeners of each virtual host.
-    pub sites: Arc<BTreeMap<String, SiteStatus>>,
+    pub sites: PlacedSites,
     /// Serve config that tailscaled reports; `None` before the first read.
     pub serving: Option<Arc<ServeConfig>>,
 }
