@@ -68,8 +68,10 @@ pub(crate) fn egress<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, memory: &mu
         let before = memory.before(observed);
         entries.keys().any(|name| !before.contains_key(name))
     };
-    if capacity::is_short(&config, shape.stock(), adds) {
-        entries = Arc::new(capacity::fitting(&claims, &memory.before(observed), &entries, shape));
+    let is_short = capacity::is_short(&config, shape.stock(), adds);
+    let fitting = || capacity::fitting(&claims, &memory.before(observed), (&entries, &config), shape);
+    if let Some(fitting) = is_short.then(fitting).flatten() {
+        entries = Arc::new(fitting);
         capacity::refuse(work, &claims, &entries, &mut outcomes, shape.stock());
         // Ports of rejected Services are not used: the next search starts at the same place.
         let next = observed.and_then(|found| next_port(found)).unwrap_or(ports.next());

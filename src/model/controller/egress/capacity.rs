@@ -32,16 +32,24 @@ pub(crate) fn is_short(config: &EgressConfigMap, stock: bool, adds: impl FnOnce(
 /// An entry with its namespace.
 type Wanted<'a> = (&'a str, Arc<str>, Arc<EgressService>);
 
-/// Entries that fit; `before` are the existing ones.
-pub(crate) fn fitting(claims: &[ServiceClaim<'_>], before: &Entries, entries: &Entries, shape: &RenderContext<'_>) -> Entries {
+/// Entries that fit, or `None` if all do; `before` are the existing ones, and `config` has all.
+pub(crate) fn fitting(
+    claims: &[ServiceClaim<'_>],
+    before: &Entries,
+    (entries, config): (&Entries, &EgressConfigMap),
+    shape: &RenderContext<'_>,
+) -> Option<Entries> {
     let mut order: Vec<_> = claims.iter().collect();
     order.sort_by_cached_key(|claim| (!before.contains_key(&claim.name), claim.object.is_none(), claim.age(), claim.key));
     let wanted = order.into_iter().filter_map(|claim| Some((claim.key.0, entries.get_key_value(&claim.name)?)));
     let wanted: Vec<Wanted<'_>> = wanted.map(|(namespace, (name, entry))| (namespace, Arc::clone(name), Arc::clone(entry))).collect();
     let wanted = within_shares(wanted, before, shape.stock());
+    if wanted.len() == entries.len() && config.fits(shape.stock()) {
+        return None;
+    }
     let stay = wanted.iter().take_while(|(_, name, _)| before.contains_key(name)).count();
     let fits = |count: usize| EgressConfigMap::new(&shape.owner, &first(&wanted, count), shape.spec.replicas, 0).fits(shape.stock());
-    first(&wanted, most(stay, wanted.len(), fits))
+    Some(first(&wanted, most(stay, wanted.len(), fits)))
 }
 
 /// Entries within the shares of their namespaces: of each namespace the existing ones, then the first that its share permits.
@@ -52,18 +60,25 @@ fn within_shares<'a>(wanted: Vec<Wanted<'a>>, before: &Entries, plain: bool) -> 
     }
     let existing = |own: &[Wanted<'_>]| own.iter().take_while(|(_, name, _)| before.contains_key(name)).count();
     let size = |own: &[Wanted<'_>], count: usize| entries_size(&first(own, count), plain);
-    let mut order: Vec<_> = namespaces.into_iter().map(|(namespace, own)| (size(&own, existing(&own)), namespace, own)).collect();
+    // What the others have is zero without others. Each size of a large config costs a compression.
+    let has_others = namespaces.len() > 1;
+    let before_size = |own: &[Wanted<'_>]| if has_others { size(own, existing(own)) } else { 0 };
+    let mut order: Vec<_> = namespaces.into_iter().map(|(namespace, own)| (before_size(&own), namespace, own)).collect();
     // The smallest first: a namespace with much is the last to get more.
     order.sort_by_key(|(size, namespace, _)| (*size, *namespace));
     let mut used: usize = order.iter().map(|(size, ..)| size).sum();
     let mut accepted = BTreeSet::new();
     for (existing_size, _, own) in &order {
-        let stay = existing(own);
-        let free = CONFIG_ROOM.saturating_sub(used - existing_size);
-        let count = most(stay, own.len(), |count| size(own, count) <= share_of(free));
-        if count > stay {
-            used = used - existing_size + size(own, count);
-        }
+        let others = used - existing_size;
+        let share = share_of(CONFIG_ROOM.saturating_sub(others));
+        let mut own_size = *existing_size;
+        let count = most(existing(own), own.len(), |count| {
+            let size = size(own, count);
+            let fits = size <= share;
+            own_size = if fits { size } else { own_size };
+            fits
+        });
+        used = others + own_size;
         accepted.extend(own.iter().take(count).map(|(_, name, _)| Arc::clone(name)));
     }
     wanted.into_iter().filter(|(_, name, _)| accepted.contains(name)).collect()
@@ -74,7 +89,7 @@ fn first(wanted: &[Wanted<'_>], count: usize) -> Entries {
 }
 
 /// Largest number up to `all` that fits, at least `least`: doubles the step while it fits, then halves it.
-fn most(mut least: usize, all: usize, fits: impl Fn(usize) -> bool) -> usize {
+fn most(mut least: usize, all: usize, mut fits: impl FnMut(usize) -> bool) -> usize {
     let (mut step, mut over) = (1, all + 1);
     while least < all && over > all {
         let next = all.min(least + step);
