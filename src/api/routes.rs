@@ -3,9 +3,11 @@
 //! Key [`KEY`] of the ConfigMap `<group>-ingress-config`, a JSON object by the Tailscale Service's name (`svc:...`, even on a control plane
 //! without Tailscale Services). If absent, a replica uses the serve config.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+
+use super::proxygroup::ApiServerMode;
 
 /// The key of the config in its `ConfigMap`.
 pub const KEY: &str = "tailyard-routes.json";
@@ -28,8 +30,9 @@ pub const LEAVING: &str = "tailyard-leaving.json";
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct Origin {
-    /// `Ingress` or `Service`.
+    /// `Ingress` or `Service`; `ProxyGroup` for the Kubernetes API server of a group of type `kube-apiserver`.
     pub kind: String,
+    /// Empty for a `ProxyGroup`.
     pub namespace: String,
     pub name: String,
 }
@@ -40,10 +43,42 @@ pub struct Site {
     /// Host names, each with its certificate.
     pub hosts: BTreeMap<String, Host>,
     pub listeners: BTreeMap<u16, Listener>,
-    /// Routes in any order: the longest path wins, an exact path before a prefix.
+    /// Routes in any order: the longest path wins, an exact path before a prefix. Empty with `api_server`.
     pub routes: Vec<Route>,
+    /// The only upstream is the Kubernetes API server. An image that does not read this field answers every request with status 404.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_server: Option<ApiServerSite>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub funnel: bool,
+}
+
+/// The site of a group of type `kube-apiserver`: every path goes to the API server of the cluster.
+///
+/// The replica finds the API server by the environment of its Pod, and CA and token in the files of its `ServiceAccount`. An entry:
+///
+/// ```json
+/// {"svc:kube": {"hosts": {"kube.tail1234.ts.net": {"secret": "kube.tail1234.ts.net", "issue": true}}, "listeners": {"443": "https"},
+///   "routes": [], "apiServer": {"mode": "auth", "permitSystem": ["system:masters"], "sendExtra": true}}}
+/// ```
+///
+/// Mode `auth`: requests impersonate WhoIs of their client, with the token of the `ServiceAccount`. Mode `noauth`: requests have their own
+/// credentials, the token is not sent. A replica rejects the site if it does not know the mode.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "an object")]
+pub struct ApiServerSite {
+    pub mode: ApiServerMode,
+    /// Names of users and groups of Kubernetes itself, which begin with `system:`, that may be impersonated; `*` permits all of them. RBAC
+    /// cannot except names, so the replica refuses the others with status 403.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub permit_system: BTreeSet<String>,
+    /// Whether node, address and login of the client are sent as [`Self::EXTRA`]: the `ClusterRole` permits it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub send_extra: bool,
+}
+
+impl ApiServerSite {
+    /// Keys of `Impersonate-Extra` headers.
+    pub const EXTRA: [&str; 3] = ["tailyard.io/node", "tailyard.io/address", "tailyard.io/login"];
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
