@@ -33,9 +33,14 @@ pub const INGRESS_SVC_CONFIGURED: &str = "TailscaleIngressSvcConfigured";
 /// Of a Service with a standalone proxy: the path through the proxy works.
 pub const PROXY_READY: &str = "TailscaleProxyReady";
 
+/// Of a `ProxyGroup` of type kube-apiserver: its Tailscale Service is its own.
+pub const API_SERVER_VALID: &str = "KubeAPIServerProxyValid";
+/// Of a `ProxyGroup` of type kube-apiserver: at least one replica advertises the Kubernetes API.
+pub const API_SERVER_CONFIGURED: &str = "KubeAPIServerProxyConfigured";
+
 /// Ours, of a `ProxyGroup` of type ingress: every requested name is advertised.
 pub const PUBLISHED: &str = "TailyardServicesAdvertised";
-/// Ours, of a `ProxyGroup` of type ingress: every advertised name has its certificate.
+/// Ours, of a `ProxyGroup` of type ingress or kube-apiserver: every advertised name has its certificate.
 pub const CERTIFIED: &str = "TailyardCertificatesReady";
 
 /// Ours, of a `ProxyGroup`, and of a Service with a standalone proxy: it accepts routes that cover addresses of the cluster. Absent otherwise.
@@ -49,6 +54,12 @@ pub mod reason {
     pub const PROXY_GROUP_CREATION_FAILED: &str = "ProxyGroupCreationFailed";
     pub const PROXY_GROUP_INVALID: &str = "ProxyGroupInvalid";
     pub const PROXY_GROUP_TAILNET_UNAVAILABLE: &str = "ProxyGroupTailnetUnavailable";
+    pub const API_SERVER_VALID: &str = "KubeAPIServerProxyValid";
+    pub const API_SERVER_INVALID: &str = "KubeAPIServerProxyInvalid";
+    pub const API_SERVER_CONFIGURED: &str = "KubeAPIServerProxyConfigured";
+    pub const API_SERVER_NO_BACKENDS: &str = "KubeAPIServerProxyNoBackends";
+    /// Event of a `ProxyGroup` of type kube-apiserver: its Tailscale Service is another owner's.
+    pub const INVALID_TAILSCALE_SERVICE: &str = "InvalidTailscaleService";
     pub const PROXY_CLASS_VALID: &str = "ProxyClassValid";
     pub const PROXY_CLASS_INVALID: &str = "ProxyClassInvalid";
     pub const TAILNET_VALID: &str = "TailnetValid";

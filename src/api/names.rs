@@ -61,6 +61,8 @@ pub const HOSTNAME: &str = "tailscale.com/hostname";
 pub const TAGS: &str = "tailscale.com/tags";
 /// Key of a replica's config in the config Secret. Its number is the minimum capability version that can read it.
 pub const CONFIG_KEY: &str = "cap-106.hujson";
+/// Key of a replica's config in the config Secret, for the Tailscale operator's image of type kube-apiserver.
+pub const K8S_PROXY_CONFIG_KEY: &str = "config.hujson";
 /// Ours, key of a config Secret: ID of the replica's device, if that was deleted at the control plane. A replica that has it joins again.
 pub const DELETED_DEVICE_KEY: &str = "deleted-device";
 /// Labels of metrics objects, which are copied to each sample: kind, name and namespace of the parent.
@@ -85,6 +87,10 @@ pub const ISSUANCE: &str = "tailyard.io/acme-order-status";
 pub const INGRESS_FINALIZER: &str = "tailscale.com/ingress-pg-finalizer";
 /// Finalizer of a Service that a group advertises. The Tailscale operator since 1.104 writes it with the group's name and a dot before it.
 pub const SERVICE_FINALIZER: &str = "tailscale.com/service-pg-finalizer";
+/// Finalizer by which the Tailscale operator withdraws the Kubernetes API of a `ProxyGroup`. Ours covers that: this one is only removed.
+pub const API_SERVER_FINALIZER: &str = "tailscale.com/kube-apiserver-finalizer";
+/// `ServiceAccount` that the Tailscale operator gives to all Pods that impersonate. Those of Tailyard have one for each group.
+pub const API_SERVER_ACCOUNT: &str = "kube-apiserver-auth-proxy";
 /// Annotation of a user's Service: `true` advertises it, whatever its type.
 pub const EXPOSE: &str = "tailscale.com/expose";
 /// Annotation of an Ingress: `true` redirects HTTP requests to the same URL over HTTPS.
@@ -163,6 +169,11 @@ pub fn endpoints(group: &str) -> String {
 /// Workload of a `RoleBinding` of this name, if it is such a name.
 pub fn endpoint_reader(name: &str) -> Option<&str> {
     name.strip_prefix(ENDPOINTS)?.strip_prefix('-')
+}
+
+/// Ours: name of the `ClusterRole` by which the Pods of a group impersonate, and of its binding.
+pub fn impersonation(group: &str) -> String {
+    format!("tailyard-impersonation-{group}")
 }
 
 /// Suffix of [`account`].

@@ -159,6 +159,40 @@ pub struct Tailyard {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub tenants: Vec<Tenant>,
+    /// Users and groups that clients of the Kubernetes API may be; type kube-apiserver in mode auth only. A name that begins with `system:` is
+    /// permitted only if it is listed, `*` permits all others. Default: those that the reconciler may impersonate, which limit this list, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub impersonation: Option<Impersonation>,
+    /// How the Kubernetes API is served; type kube-apiserver only.
+    #[serde(default, rename = "kubeAPIServer", skip_serializing_if = "Option::is_none")]
+    pub kube_api_server: Option<ApiServerEndpoint>,
+}
+
+/// Endpoint of the Kubernetes API. By default HTTPS, with a certificate of the control plane.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiServerEndpoint {
+    /// Secret in the namespace of the proxies with the certificate of the name, or of the replicas' names on a control plane without
+    /// Tailscale Services. It needs the label `tailyard.io/allow-ingress-tls: "true"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_secret: Option<String>,
+    /// `true`: HTTP on port 80 in place of HTTPS. The tailnet encrypts its traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http: Option<bool>,
+}
+
+/// Users and groups of Kubernetes that a proxy may impersonate.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Impersonation {
+    /// Users: login names, and names of tagged devices in the tailnet. Required.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 256)))]
+    pub users: Vec<String>,
+    /// Groups: those of grants, and tags of devices without granted groups. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(min = 1, max = 256)))]
+    pub groups: Vec<String>,
 }
 
 /// Namespaces that may use a group, with their limits. A pattern is a name, or a prefix followed by `*`.
@@ -226,6 +260,24 @@ impl ProxyGroup {
     pub fn hostname_prefix(&self) -> &str {
         let prefix = self.spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty());
         prefix.or(self.metadata.name.as_deref()).unwrap_or_default()
+    }
+
+    /// Endpoint of the Kubernetes API that it requests.
+    pub fn api_server_endpoint(&self) -> Option<&ApiServerEndpoint> {
+        self.spec.tailyard.as_ref()?.kube_api_server.as_ref()
+    }
+
+    /// Secret of the Kubernetes API's own certificate.
+    pub fn api_server_certificate(&self) -> Option<&str> {
+        self.api_server_hostname()?;
+        self.api_server_endpoint()?.certificate_secret.as_deref().filter(|secret| !secret.is_empty())
+    }
+
+    /// Host name of the Kubernetes API in the tailnet; `None` for groups of another type.
+    pub fn api_server_hostname(&self) -> Option<&str> {
+        let hostname = self.spec.kube_api_server.as_ref().and_then(|server| server.hostname.as_deref());
+        let name = hostname.filter(|hostname| !hostname.is_empty()).or(self.metadata.name.as_deref()).unwrap_or_default();
+        (self.spec.type_ == ProxyGroupType::KubeApiServer).then_some(name)
     }
 }
 

@@ -14,6 +14,8 @@ pub const PREFIX: &str = "svc:";
 pub const OWNERS: &str = "tailscale.com/owner-references";
 /// Ours, additive: the field of an [`OwnerRef`] with the `ProxyGroup` that advertises the service.
 pub const GROUP: &str = "tailyardGroup";
+/// Field of an [`OwnerRef`] with the object that owns the service alone: [`OwningResource`].
+pub const RESOURCE: &str = "resource";
 /// Placeholder for a port where all ports are forwarded.
 pub const ANY_PORT: &str = "do-not-validate";
 /// Comment of services that we create.
@@ -63,7 +65,16 @@ pub struct OwnerRef {
     /// Unique ID of the cluster's operator.
     #[serde(rename = "operatorID")]
     pub operator_id: String,
-    /// Other fields, e.g. `resource` if one object owns it alone.
+    /// Other fields, e.g. [`RESOURCE`] if one object owns it alone.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
+}
+
+/// The object that owns a Tailscale Service alone: a `ProxyGroup` of type `kube-apiserver`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OwningResource {
+    pub kind: String,
+    pub name: String,
+    pub uid: String,
 }

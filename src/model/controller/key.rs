@@ -9,21 +9,27 @@ pub enum PublishSource {
     Ingress,
     /// Every port of its address.
     Service,
+    /// The Kubernetes API, by a group of type `kube-apiserver` itself.
+    ProxyGroup,
 }
 
 /// An object that requests a Tailscale Service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Publisher {
     pub source: PublishSource,
+    /// Empty for a `ProxyGroup`.
     pub namespace: String,
     pub name: String,
 }
 
 impl PublishSource {
+    pub const ALL: [Self; 3] = [Self::Ingress, Self::Service, Self::ProxyGroup];
+
     pub fn kind(self) -> &'static str {
         match self {
             Self::Ingress => "Ingress",
             Self::Service => "Service",
+            Self::ProxyGroup => "ProxyGroup",
         }
     }
 
@@ -32,13 +38,14 @@ impl PublishSource {
         match self {
             Self::Ingress => names::INGRESS_FINALIZER,
             Self::Service => names::SERVICE_FINALIZER,
+            Self::ProxyGroup => names::FINALIZER,
         }
     }
 }
 
 impl std::fmt::Display for Publisher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}/{}", self.source.kind(), self.namespace, self.name)
+        write!(f, "{}", WorkloadKey::from(self))
     }
 }
 
@@ -66,7 +73,7 @@ impl WorkloadKey {
 
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::ProxyGroup(_) => "ProxyGroup",
+            Self::ProxyGroup(_) => PublishSource::ProxyGroup.kind(),
             Self::Service(..) => PublishSource::Service.kind(),
             Self::Ingress(..) => PublishSource::Ingress.kind(),
         }
@@ -160,6 +167,7 @@ impl WorkloadKey {
         match source {
             PublishSource::Service => Self::Service(namespace, name),
             PublishSource::Ingress => Self::Ingress(namespace, name),
+            PublishSource::ProxyGroup => Self::ProxyGroup(name),
         }
     }
 }
@@ -218,8 +226,11 @@ mod tests {
         assert_eq!((group.publisher(), group.is_standalone()), (None, false));
         for source in [PublishSource::Service, PublishSource::Ingress] {
             let publisher = Publisher { source, namespace: "default".into(), name: "web".into() };
+            assert_eq!(publisher.to_string(), format!("{} default/web", source.kind()));
             assert_eq!(WorkloadKey::from(&publisher).publisher(), Some(publisher));
         }
+        let publisher = Publisher { source: PublishSource::ProxyGroup, namespace: String::new(), name: "kube".into() };
+        assert_eq!((WorkloadKey::from(&publisher), publisher.to_string()), (WorkloadKey::of_group("kube"), "ProxyGroup kube".to_owned()));
     }
 
     /// Short form of a key in tests: a group's name, `namespace/name` of a Service, `ingress/namespace/name` of an Ingress.

@@ -76,7 +76,7 @@ impl Applier {
                 Ok(self.controls.publish_service(tailnet, &desired, &observed.settings.cluster, recorded).await)
             }
             ControlAction::ReleaseService { name } => {
-                let owner = (&observed.settings.cluster, observed.key.group_name());
+                let owner = (&observed.settings.cluster, observed.owning_group());
                 Ok(self.controls.release_service(tailnet, &name, owner).await)
             }
             ControlAction::ApproveRoutes { device, add, remove, .. } => {

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::setbacks::PartialErrors;
 use super::{Applier, at_once, change_log};
 use crate::api::names;
+use crate::api::proxygroup::ProxyGroup;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource, WatchedItem, WatchedObject};
 use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
@@ -87,6 +88,7 @@ impl<'a> UsersObjects<'a> {
             (None, PublishSource::Ingress) => {
                 self.observed.publish.ingresses.get(&id).and_then(|object| serde_json::to_value(&**object).ok())
             }
+            (None, PublishSource::ProxyGroup) => None,
         };
         let (planned, now) = planned.zip(typed(update.source, now))?;
         patch::repeated(patch, (update.finalizer, update.adds_finalizer), (&planned, &now), &metadata)
@@ -102,6 +104,7 @@ fn typed(source: PublishSource, object: Value) -> Option<Value> {
     match source {
         PublishSource::Service => cut::<Service>(object),
         PublishSource::Ingress => cut::<Ingress>(object),
+        PublishSource::ProxyGroup => cut::<ProxyGroup>(object),
     }
 }
 
@@ -184,6 +187,7 @@ impl Applier {
         let (resource, role) = match update.source {
             PublishSource::Ingress => (Resource::INGRESS, WatchRole::Ingress),
             PublishSource::Service => (Resource::SERVICE, WatchRole::Service),
+            PublishSource::ProxyGroup => (Resource::PROXY_GROUP, WatchRole::Group),
         };
         if let Some(written) = self.patch_current(update, objects, (resource, part), &mut patch).await? {
             self.stores.assume(role, written.clone()).await;

@@ -13,6 +13,7 @@ use super::kinds::CachedKind as _;
 use super::kinds::delivered::version;
 use super::{ClusterCache, WatchRole};
 use crate::api::names;
+use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::controller::workload::objects::certificate::pair;
@@ -20,7 +21,7 @@ use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::secret_name::SecretName;
 
 impl ClusterCache {
-    /// Existing Secrets that a group's Ingresses name.
+    /// Existing Secrets that a group or its Ingresses name.
     pub(super) fn own_certificates(&self, key: &WorkloadKey) -> BTreeMap<String, UserCertificate> {
         let validated = self.named_secrets(key).map(|(name, metadata, version)| {
             let labelled =
@@ -57,10 +58,16 @@ impl ClusterCache {
         self.certificates.insert(name, (version(metadata["resourceVersion"].as_str()), read(secret)));
     }
 
-    /// Existing Secrets that a group's Ingresses name, with metadata and version. All are in the namespace of the proxies.
+    /// The Secret that a group names as the certificate of the Kubernetes API.
+    fn api_server_certificate(&self, key: &WorkloadKey) -> Option<&str> {
+        self.get::<ProxyGroup>(key.group()?)?.api_server_certificate()
+    }
+
+    /// Existing Secrets that a group or its Ingresses name, with metadata and version. All are in the namespace of the proxies.
     fn named_secrets(&self, key: &WorkloadKey) -> impl Iterator<Item = (&String, &ObjectMeta, u64)> {
         let ingresses = self.indices.workloads.get(key).into_iter().flat_map(|members| members.ingresses.values());
-        let named: BTreeSet<&str> = ingresses.flat_map(|ingress| certificates(ingress)).collect();
+        let named = ingresses.flat_map(|ingress| certificates(ingress)).chain(self.api_server_certificate(key));
+        let named: BTreeSet<&str> = named.collect();
         let secrets = self.stores.get(&WatchRole::Credentials).into_iter().flat_map(|store| &store.objects);
         secrets
             .filter(move |((_, name), _)| named.contains(name.as_str()))

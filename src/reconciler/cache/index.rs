@@ -214,7 +214,10 @@ impl ClusterCache {
             self.index_holder(label, &(WorkloadKey::of_group(group), (&claimant).into()), came);
             put(&mut self.indices.recorded, claimant.clone(), WorkloadKey::of_group(group), came);
             self.index_claims(&(&claimant).into());
-            self.file(&WorkloadKey::of_group(group), publishers::role(claimant.source), &(claimant.namespace, claimant.name));
+            // A group sees itself in any case.
+            if claimant.source != PublishSource::ProxyGroup {
+                self.file(&WorkloadKey::of_group(group), publishers::role(claimant.source), &(claimant.namespace, claimant.name));
+            }
         }
     }
 

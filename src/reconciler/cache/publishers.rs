@@ -25,7 +25,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{NameConflict, PublishInputs};
 
 pub(super) fn of(origin: &Origin) -> Option<Publisher> {
-    let source = [PublishSource::Ingress, PublishSource::Service].into_iter().find(|source| source.kind() == origin.kind)?;
+    let source = PublishSource::ALL.into_iter().find(|source| source.kind() == origin.kind)?;
     Some(Publisher { source, namespace: origin.namespace.clone(), name: origin.name.clone() })
 }
 
@@ -33,12 +33,13 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
     match source {
         PublishSource::Ingress => WatchRole::Ingress,
         PublishSource::Service => WatchRole::Service,
+        PublishSource::ProxyGroup => WatchRole::Group,
     }
 }
 
 /// Kind of the objects of a role that can request a name.
 pub(super) fn source(of: WatchRole) -> Option<PublishSource> {
-    [PublishSource::Ingress, PublishSource::Service].into_iter().find(|source| role(*source) == of)
+    PublishSource::ALL.into_iter().find(|source| role(*source) == of)
 }
 
 #[derive(Debug)]
@@ -112,7 +113,8 @@ impl ClusterCache {
         let origins = origins.unwrap_or_default();
         let recorded = origins.keys().filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
         let labels = ingresses.values().map(|ingress| ingress_label(ingress));
-        let labels: BTreeSet<String> = labels.chain(asking.iter().map(|(_, service)| service_label(service))).chain(recorded).collect();
+        let labels = labels.chain(asking.iter().map(|(_, service)| service_label(service))).chain(recorded);
+        let labels: BTreeSet<String> = labels.chain(self.api_server_label(key)).collect();
         let namesakes = self.namesakes(key, &labels);
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(key, label)));
         let mut rivals: BTreeMap<_, _> = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
@@ -157,17 +159,23 @@ impl ClusterCache {
         Some(NameConflict { is_device: conflict.is_device && self.is_same_tailnet(of, &key), ..conflict })
     }
 
-    /// Groups with an Ingress that names this Secret as a certificate.
+    /// Groups with an Ingress that names this Secret as a certificate, and those that name it for the Kubernetes API.
     pub(super) fn showing(&self, secret: &str) -> BTreeSet<WorkloadKey> {
         let shown = |ingress: &Arc<Ingress>| certificates(ingress).any(|named| named == secret);
         let groups = self.indices.workloads.iter().filter(|(_, members)| members.ingresses.values().any(shown));
-        groups.map(|(group, _)| group.clone()).collect()
+        let of_api = self.groups().filter(|(_, group)| group.api_server_certificate() == Some(secret));
+        groups.map(|(group, _)| group.clone()).chain(of_api.map(|(name, _)| WorkloadKey::of_group(name))).collect()
     }
 
-    /// Labels that Ingresses request from a group.
+    /// Labels that Ingresses request from a group, and that of the Kubernetes API.
     pub(super) fn requested_labels(&self, key: &WorkloadKey) -> impl Iterator<Item = String> {
         let ingresses = self.indices.workloads.get(key).into_iter().flat_map(|members| &members.ingresses);
-        ingresses.map(|(_, ingress)| ingress_label(ingress))
+        ingresses.map(|(_, ingress)| ingress_label(ingress)).chain(self.api_server_label(key))
+    }
+
+    /// Label of the Kubernetes API, of a group that publishes it.
+    fn api_server_label(&self, key: &WorkloadKey) -> Option<String> {
+        self.group(key.group()?)?.api_server_hostname().map(str::to_owned)
     }
 
     /// Requests of other groups for a name: of each group the oldest one, and those of objects that this workload has.

@@ -12,7 +12,9 @@ use super::{ControlPlanes, Denied};
 use crate::api::vip::VipService;
 use crate::edge::control::{ControlClient, ControlError};
 use crate::model::controller::workload::observed::ServiceList;
-use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
+use crate::model::controller::workload::vip_service::{
+    DesiredVipService, OwnershipVerdict, OwningGroup, Release, ServiceOwner, release, verify_owner,
+};
 
 /// Service lists by Tailnet name.
 #[derive(Debug, Default)]
@@ -89,7 +91,12 @@ impl ControlPlanes {
     }
 
     /// Releases a group's part of a service; returns whether the known state has changed.
-    pub async fn release_service(&self, tailnet: Option<&str>, name: &str, (owner, group): (&ServiceOwner, &str)) -> Result<bool, Denied> {
+    pub async fn release_service(
+        &self,
+        tailnet: Option<&str>,
+        name: &str,
+        (owner, group): (&ServiceOwner, OwningGroup<'_>),
+    ) -> Result<bool, Denied> {
         let client = self.plane(tailnet)?;
         let found = client.service(name).await?;
         let remaining = match release(found.as_ref(), owner, group) {

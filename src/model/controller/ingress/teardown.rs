@@ -164,7 +164,7 @@ fn claimed(work: &mut PlanPart<'_>, name: &str, since: Duration) {
 pub(super) fn recorded(work: &Pass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
     let advertised = advertised_names(work);
     let secrets = group_certificates(work, before).filter_map(|(dns, ..)| dns.split_once('.')).map(|(label, _)| service_name(label));
-    let (group, cluster) = (work.observed.key.group_name(), &work.observed.settings.cluster);
+    let (group, cluster) = (work.observed.owning_group(), &work.observed.settings.cluster);
     let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
     before.names().into_iter().chain(advertised).chain(secrets).chain(listed.map(str::to_owned)).collect()
 }
@@ -206,7 +206,7 @@ fn released(work: &mut PlanPart<'_>, listed: Option<&ServiceList>, name: &str) -
     if found.is_some_and(|found| is_of_another_group(found, cluster, work.observed.key.group_name())) {
         return true;
     }
-    if release(found, cluster, work.observed.key.group_name()) == Release::Nothing {
+    if release(found, cluster, work.observed.owning_group()) == Release::Nothing {
         return true;
     }
     work.plan.control.push(action);

@@ -37,6 +37,7 @@ use crate::model::controller::workload::pod_fault::{CreateFailure, PodFault};
 use crate::model::controller::workload::readiness::elapsed;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::target_inputs::TargetInputs;
+use crate::model::controller::workload::vip_service::OwningGroup;
 use crate::model::ingress::certificate::Leaf;
 
 /// Time for which a workload's deletion waits for an unavailable control plane.
@@ -320,7 +321,14 @@ impl Observed {
         match source {
             PublishSource::Service => self.services.get(&id).map(|service| Parent::Service(service)),
             PublishSource::Ingress => self.publish.ingresses.get(&id).map(|ingress| Parent::Ingress(ingress)),
+            PublishSource::ProxyGroup => None,
         }
+    }
+
+    /// The group as owner of Tailscale Services.
+    pub(crate) fn owning_group(&self) -> OwningGroup<'_> {
+        let alone = self.group.as_deref().filter(|group| group.api_server_hostname().is_some());
+        OwningGroup { name: self.key.group_name(), alone: alone.and_then(|group| group.metadata.uid.as_deref()) }
     }
 
     /// Why a replica's Pod does not exist or does not run, if that is reported.

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::vip::{OwnerRef, Owners, VipService};
+use serde::Deserialize as _;
+
+use crate::api::vip::{OwnerRef, Owners, OwningResource, VipService};
 use crate::api::{names, vip};
 
 /// Identity of this cluster among the owners.
@@ -15,6 +17,21 @@ pub struct ServiceOwner {
     pub id: String,
     /// Previous IDs: references with these are ours and are rewritten.
     pub former: Vec<String>,
+}
+
+/// A group of this cluster as owner of a Tailscale Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwningGroup<'a> {
+    pub name: &'a str,
+    /// UID of a group that owns its Tailscale Service alone. It is unique among clusters: so the service is the group's also if an operator
+    /// with another ID wrote it.
+    pub alone: Option<&'a str>,
+}
+
+impl<'a> From<&'a str> for OwningGroup<'a> {
+    fn from(name: &'a str) -> Self {
+        Self { name, alone: None }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +47,8 @@ pub struct DesiredVipService {
     pub adopt: bool,
     /// Other groups of this cluster that have the name for other objects.
     pub taken_by: BTreeSet<String>,
+    /// UID of the group, if it owns the service alone.
+    pub alone: Option<String>,
 }
 
 /// Decision about a write.
@@ -49,6 +68,8 @@ pub enum OwnershipRefusal {
     /// Without a known owner: created by hand.
     Foreign,
     Alone,
+    /// Owned by Ingresses or Services, where one object must own it alone.
+    Shared,
     /// Owned by another cluster, and sharing is not permitted.
     Twin,
     /// Owned by another group of this cluster, which has it for another object.
@@ -74,6 +95,27 @@ impl ServiceOwner {
     fn group<'a>(&self, reference: &'a OwnerRef) -> Option<&'a str> {
         reference.rest.get(vip::GROUP).filter(|_| self.is(reference))?.as_str()
     }
+
+    /// Whether a reference is that of a group of this cluster, or of none of its groups.
+    fn is_of(&self, reference: &OwnerRef, group: OwningGroup<'_>) -> bool {
+        is_alone(reference, group) || (self.is(reference) && self.group(reference).is_none_or(|of| of == group.name))
+    }
+
+    /// The reference of a desired service's group. One that it owns alone names the Tailscale operator that the cluster had before, if that is
+    /// known: it accepts only its own ID, and can take the group back.
+    fn reference(&self, desired: &DesiredVipService) -> OwnerRef {
+        let former = self.former.first().filter(|_| desired.alone.is_some());
+        let group = (vip::GROUP.to_owned(), desired.group.clone().into());
+        let resource = desired.alone.clone().map(|uid| OwningResource { kind: "ProxyGroup".to_owned(), name: desired.group.clone(), uid });
+        let resource = resource.map(|resource| (vip::RESOURCE.to_owned(), serde_json::to_value(resource).unwrap_or_default()));
+        OwnerRef { operator_id: former.unwrap_or(&self.id).clone(), rest: [group].into_iter().chain(resource).collect() }
+    }
+}
+
+/// Whether a reference names a group as the only owner.
+fn is_alone(reference: &OwnerRef, group: OwningGroup<'_>) -> bool {
+    let resource = reference.rest.get(vip::RESOURCE).and_then(|resource| OwningResource::deserialize(resource).ok());
+    group.alone.is_some_and(|uid| resource.is_some_and(|resource| resource.kind == "ProxyGroup" && resource.uid == uid))
 }
 
 impl OwnershipRefusal {
@@ -85,6 +127,9 @@ impl OwnershipRefusal {
                 names::ADOPT
             ),
             Self::Alone => format!("Tailscale Service {name} belongs to one ProxyGroup of another cluster alone: take another name."),
+            Self::Shared => format!(
+                "Tailscale Service {name} belongs to Ingresses or Services of a cluster, and the Kubernetes API needs one of its own: take another name."
+            ),
             Self::Twin => format!(
                 "Another cluster has Tailscale Service {name}: take another name, or have an administrator add it to sharedNames in spec.tailyard.tenants of the ProxyGroup."
             ),
@@ -95,8 +140,7 @@ impl OwnershipRefusal {
 
 /// Decides by the service as read. `recorded`: this cluster has advertised it, so that it stays ours even if its owners got lost.
 pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, owner: &ServiceOwner, recorded: bool) -> OwnershipVerdict {
-    let own =
-        OwnerRef { operator_id: owner.id.clone(), rest: [(vip::GROUP.to_owned(), desired.group.clone().into())].into_iter().collect() };
+    let own = owner.reference(desired);
     let Some(found) = found else {
         let fresh = VipService {
             name: desired.name.clone(),
@@ -116,7 +160,11 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
     if refs.is_empty() && (unreadable || !(desired.adopt || recorded)) {
         return OwnershipVerdict::Refused(OwnershipRefusal::Foreign);
     }
-    if refs.first().is_some_and(|first| first.rest.contains_key("resource")) {
+    if let Some(uid) = &desired.alone {
+        let group = OwningGroup { name: &desired.group, alone: Some(uid) };
+        return verify_only_owner(found, desired, owner, (&refs, group, recorded));
+    }
+    if refs.first().is_some_and(|first| first.rest.contains_key(vip::RESOURCE)) {
         return OwnershipVerdict::Refused(OwnershipRefusal::Alone);
     }
     if refs.iter().filter_map(|reference| owner.group(reference)).any(|group| desired.taken_by.contains(group)) {
@@ -143,11 +191,40 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
     if wanted == *found { OwnershipVerdict::Settled } else { OwnershipVerdict::Write { service: Box::new(wanted), ours } }
 }
 
+/// Decides about a service that one group must own alone. A reference with the group's UID stays as it is if another operator wrote it: so
+/// that operator can take the group back.
+fn verify_only_owner(
+    found: &VipService,
+    desired: &DesiredVipService,
+    owner: &ServiceOwner,
+    (refs, group, recorded): (&[OwnerRef], OwningGroup<'_>, bool),
+) -> OwnershipVerdict {
+    let is_again = |reference: &OwnerRef| reference.rest.contains_key(vip::RESOURCE) && owner.group(reference) == Some(group.name);
+    let is_named = match refs {
+        [] => false,
+        [one] if is_alone(one, group) => one.operator_id != owner.id || owner.former.is_empty(),
+        // A group that was created again, as by a restore.
+        [one] if is_again(one) => false,
+        [one, ..] if one.rest.contains_key(vip::RESOURCE) => return OwnershipVerdict::Refused(OwnershipRefusal::Alone),
+        _ => return OwnershipVerdict::Refused(OwnershipRefusal::Shared),
+    };
+    let mut wanted = found.clone();
+    wanted.ports = merged(&found.ports, &desired.ports);
+    wanted.tags = merged(&found.tags, &desired.tags);
+    if refs.is_empty() && !recorded {
+        wanted.annotations.insert(names::ADOPTED.to_owned(), "true".to_owned());
+    }
+    if !is_named {
+        wanted = owned(wanted, &[owner.reference(desired)]);
+    }
+    if wanted == *found { OwnershipVerdict::Settled } else { OwnershipVerdict::Write { service: Box::new(wanted), ours: !refs.is_empty() } }
+}
+
 /// Releases a group's part of a service, also one that names no group.
-pub fn release(found: Option<&VipService>, owner: &ServiceOwner, group: &str) -> Release {
+pub fn release<'a>(found: Option<&VipService>, owner: &ServiceOwner, group: impl Into<OwningGroup<'a>>) -> Release {
     let Some((found, refs)) = found.and_then(|found| Some((found, references(found)?))) else { return Release::Nothing };
-    let is_ours = |reference: &OwnerRef| owner.is(reference) && owner.group(reference).is_none_or(|of| of == group);
-    let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(is_ours);
+    let group = group.into();
+    let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(|reference| owner.is_of(reference, group));
     match (ours.is_empty(), others.is_empty()) {
         (true, _) => Release::Nothing,
         (false, true) if found.annotations.contains_key(names::ADOPTED) => {
@@ -162,12 +239,13 @@ pub fn release(found: Option<&VipService>, owner: &ServiceOwner, group: &str) ->
 }
 
 /// Services of a group of this cluster, by the owners that the control plane has stored.
-pub fn of_group<'a>(
+pub fn of_group<'a, 'g>(
     services: impl IntoIterator<Item = &'a VipService>,
     owner: &ServiceOwner,
-    group: &str,
+    group: impl Into<OwningGroup<'g>>,
 ) -> impl Iterator<Item = &'a str> {
-    let mine = move |reference: &OwnerRef| owner.group(reference) == Some(group);
+    let group = group.into();
+    let mine = move |reference: &OwnerRef| owner.group(reference) == Some(group.name) || is_alone(reference, group);
     let published = services.into_iter().filter(move |service| references(service).into_iter().flatten().any(|existing| mine(&existing)));
     published.map(|service| &*service.name)
 }

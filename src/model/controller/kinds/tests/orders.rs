@@ -201,6 +201,7 @@ impl Step {
                     share: true,
                     adopt: false,
                     taken_by: BTreeSet::new(),
+                    alone: None,
                 };
                 hosted.publish(&desired, &them(), true);
             }),

@@ -15,7 +15,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::api::names;
-use crate::model::controller::key::Publisher;
+use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::workload::objects::metrics::label_value;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, digest};
 use crate::model::ingress::certificate::Pair;
@@ -55,7 +55,7 @@ pub fn pair(secret: &Value) -> Pair {
 pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Option<(&Value, CertificateRecord)>) -> Manifest {
     let labels = [
         (names::MANAGED, "true".to_owned()),
-        (names::PARENT_TYPE, names::PARENT_INGRESS.to_owned()),
+        (names::PARENT_TYPE, parent_type(claimant).to_owned()),
         (names::PARENT, label_value(&claimant.name)),
         (names::PARENT_NAMESPACE, claimant.namespace.clone()),
         (names::PROXY_GROUP, owner.name.clone()),
@@ -81,17 +81,24 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Opt
     Manifest { yields: !filled, ..Manifest::with_hash(Kind::Secret, value, hash) }
 }
 
+/// [`names::PARENT_TYPE`] of a certificate.
+fn parent_type(claimant: &Publisher) -> &'static str {
+    if claimant.source == PublishSource::ProxyGroup { names::PARENT_GROUP } else { names::PARENT_INGRESS }
+}
+
 /// DNS name of a certificate's Secret; `None` for other Secrets.
 pub fn domain_of(secret: &Value) -> Option<&str> {
     secret["metadata"]["name"].as_str().filter(|name| SecretName::parse(name) == SecretName::Certificate)
 }
 
-/// Whether a certificate's Secret was created for this Ingress, by a group or by a proxy of its own.
-pub fn is_certificate_of(secret: &Value, Publisher { namespace, name, .. }: &Publisher) -> bool {
+/// Whether a certificate's Secret was created for this Ingress, by a group or by a proxy of its own, or for the Kubernetes API of this group.
+pub fn is_certificate_of(secret: &Value, claimant: &Publisher) -> bool {
+    let Publisher { namespace, name, .. } = claimant;
     let has = |label: &str, value: &str| secret["metadata"]["labels"][label] == value;
-    let by_group = has(names::PARENT_TYPE, names::PARENT_INGRESS) && has(names::PARENT, &label_value(name));
+    let by_group = has(names::PARENT_TYPE, parent_type(claimant)) && has(names::PARENT, &label_value(name));
     let by_proxy = has(names::CONFIG_PARENT_INGRESS, name) && has(names::CONFIG_PARENT_NAMESPACE, namespace);
-    domain_of(secret).is_some() && ((by_group && has(names::PARENT_NAMESPACE, namespace)) || by_proxy)
+    let is_in_namespace = namespace.is_empty() || has(names::PARENT_NAMESPACE, namespace);
+    domain_of(secret).is_some() && ((by_group && is_in_namespace) || by_proxy)
 }
 
 pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {

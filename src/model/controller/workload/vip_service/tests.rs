@@ -9,7 +9,8 @@ use crate::api::vip::{OWNERS, VipService};
 
 fn desired() -> DesiredVipService {
     let (tags, ports) = (vec!["tag:k8s".into()], vec!["tcp:443".into()]);
-    DesiredVipService { name: "svc:a".into(), group: "g".into(), tags, ports, share: true, adopt: false, taken_by: BTreeSet::new() }
+    let (name, group, taken_by) = ("svc:a".to_owned(), "g".to_owned(), BTreeSet::new());
+    DesiredVipService { name, group, tags, ports, share: true, adopt: false, taken_by, alone: None }
 }
 
 fn me() -> ServiceOwner {
@@ -129,4 +130,63 @@ fn clusters_with_different_ports_and_tags_converge() {
     for (desired, owner) in [(&other, &them), (&desired(), &me())] {
         assert_eq!(verify_owner(Some(&service), desired, owner, true), OwnershipVerdict::Settled);
     }
+}
+
+/// Owner annotation with these references.
+fn owned_by(refs: serde_json::Value) -> VipService {
+    existing(&json!({ "ownerRefs": refs }).to_string())
+}
+
+#[test]
+fn group_that_owns_a_tailscale_service_alone_is_found_by_its_uid() {
+    let alone = DesiredVipService { alone: Some("u1".into()), share: false, ..desired() };
+    let resource = |uid: &str| json!({"kind": "ProxyGroup", "name": "g", "uid": uid});
+    let own = json!({"operatorID": "old", "resource": resource("u1"), "tailyardGroup": "g"});
+    let decide = |found: Option<&VipService>, recorded| verify_owner(found, &alone, &me(), recorded);
+    let made = written(decide(None, false));
+    assert_eq!(made.annotations[OWNERS], json!({ "ownerRefs": [own] }).to_string());
+    let refused = |refs: serde_json::Value| match decide(Some(&owned_by(refs.clone())), false) {
+        OwnershipVerdict::Refused(why) => why,
+        other => panic!("{refs}: {other:?}"),
+    };
+    // Reference, and what is refused.
+    let table = [
+        (json!([]), OwnershipRefusal::Foreign),
+        (json!([{"operatorID": "me"}]), OwnershipRefusal::Shared),
+        (json!([{"operatorID": "them"}, own]), OwnershipRefusal::Shared),
+        (json!([{"operatorID": "them"}]), OwnershipRefusal::Shared),
+        (json!([{"operatorID": "them", "resource": resource("u2")}]), OwnershipRefusal::Alone),
+        (json!([{"operatorID": "me", "resource": resource("u2")}]), OwnershipRefusal::Alone),
+        (json!([{"operatorID": "me", "resource": resource("u2"), "tailyardGroup": "h"}]), OwnershipRefusal::Alone),
+        (json!([{"operatorID": "me", "resource": {"kind": "Ingress", "name": "g", "uid": "u1"}}]), OwnershipRefusal::Alone),
+    ];
+    for (refs, why) in table {
+        assert_eq!(refused(refs.clone()), why, "{refs}");
+    }
+    let plain = existing("");
+    let unowned = VipService { annotations: BTreeMap::new(), ..plain.clone() };
+    assert_eq!(decide(Some(&unowned), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
+    assert_eq!(decide(Some(&plain), true), OwnershipVerdict::Refused(OwnershipRefusal::Foreign), "unreadable owners");
+    let again = written(decide(Some(&unowned), true));
+    assert_eq!(again.annotations[OWNERS], made.annotations[OWNERS], "lost owners of a recorded service");
+    let alone_here = ServiceOwner { former: Vec::new(), ..me() };
+    for operator in ["me", "nOperatorCNTRL", "old"] {
+        let found = owned_by(json!([{"operatorID": operator, "resource": resource("u1")}]));
+        assert_eq!(verify_owner(Some(&found), &alone, &alone_here, false), OwnershipVerdict::Settled, "{operator}");
+        match decide(Some(&found), false) {
+            OwnershipVerdict::Settled => assert_ne!(operator, "me", "only the former operator can take the group back"),
+            other => assert_eq!(written(other).annotations[OWNERS], made.annotations[OWNERS], "{operator}"),
+        }
+        let group = OwningGroup { name: "g", alone: Some("u1") };
+        assert_eq!(release(Some(&found), &me(), group), Release::Delete, "{operator}");
+        assert_eq!(of_group([&found], &me(), group).collect::<Vec<_>>(), ["svc:a"], "{operator}");
+        let other = OwningGroup { name: "h", alone: Some("u2") };
+        assert_eq!(of_group([&found], &me(), other).count(), 0, "{operator}");
+    }
+    let restored = owned_by(json!([{"operatorID": "me", "resource": resource("u0"), "tailyardGroup": "g"}]));
+    assert_eq!(written(decide(Some(&restored), false)).annotations[OWNERS], made.annotations[OWNERS], "a group that was created again");
+    let ports = VipService { ports: vec!["tcp:80".into()], tags: vec!["tag:x".into()], ..owned_by(json!([own])) };
+    let corrected = written(decide(Some(&ports), false));
+    assert_eq!((corrected.ports, corrected.tags), (desired().ports, desired().tags));
+    assert_eq!(verify_owner(Some(&made), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone), "for an Ingress");
 }

@@ -83,6 +83,7 @@ impl World {
         match source {
             PublishSource::Service => self.services.get(&(namespace, name)).map(requests::Parent::Service),
             PublishSource::Ingress => self.ingresses.get(&(namespace, name)).map(requests::Parent::Ingress),
+            PublishSource::ProxyGroup => None,
         }
     }
 

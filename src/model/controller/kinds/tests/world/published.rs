@@ -22,7 +22,7 @@ use crate::model::controller::workload::observed::RecordedCertificate;
 use crate::model::controller::workload::observed::backend_service::BackendService;
 use crate::model::controller::workload::observed::replica::ReplicaConfig;
 use crate::model::controller::workload::observed::{Approved, NameConflict, Namesake, PublishInputs, ServiceList};
-use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, Release, release, verify_owner};
+use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, OwningGroup, Release, release, verify_owner};
 
 /// Tailscale Services and routes of the control plane.
 #[derive(Debug, Clone, Default)]
@@ -82,7 +82,7 @@ impl Hosted {
         self.refresh_listed(&desired.name);
     }
 
-    pub(in super::super) fn release(&mut self, name: &str, owner: &ServiceOwner, group: &str) {
+    pub(in super::super) fn release<'a>(&mut self, name: &str, owner: &ServiceOwner, group: impl Into<OwningGroup<'a>>) {
         match release(self.vips.get(name), owner, group) {
             Release::Nothing => {}
             Release::Delete => drop(self.vips.remove(name)),
@@ -169,6 +169,7 @@ impl World {
                 let stored = self.services.get(&key)?;
                 (self.assignment.published(stored), service_label(stored), &stored.metadata)
             }
+            PublishSource::ProxyGroup => return None,
         };
         let recorded = || self.recorded(claimant).into_iter().next();
         let group = if assignment.is_undecided() { recorded() } else { assignment.group().map(WorkloadKey::of_group) };
@@ -200,6 +201,7 @@ impl World {
         let (metadata, service) = match claimant.source {
             PublishSource::Ingress => (self.ingresses.get(&key).map(|stored| &stored.metadata), None),
             PublishSource::Service => (self.services.get(&key).map(|stored| &stored.metadata), self.services.get(&key)),
+            PublishSource::ProxyGroup => (None, None),
         };
         let proxied = metadata.is_some_and(|stored| finalizers::has(stored, names::FINALIZER)) && claimant.source == PublishSource::Ingress;
         groups.extend((proxied && self.assignment.standalone.has(&key.0)).then(|| WorkloadKey::from(claimant)));
@@ -211,6 +213,7 @@ impl World {
                 let own = |stored: &&Service| self.assignment.standalone.has(&key.0) && is_recorded(stored);
                 service.filter(|stored| !own(stored)).is_some_and(|stored| self.assignment.published(stored).is_faulty())
             }
+            PublishSource::ProxyGroup => false,
         };
         let is_orphan = finalized && groups.iter().all(WorkloadKey::is_standalone);
         if is_orphan || (groups.is_empty() && (faulty || service.is_some_and(has_conditions))) {
@@ -229,7 +232,8 @@ impl World {
         let named_services: BTreeSet<_> = ingresses.iter().flat_map(named).collect();
         let backends =
             named_services.into_iter().filter_map(|key| Some((key.clone(), Arc::new(BackendService::from(self.services.get(&key)?)))));
-        let shown: BTreeSet<&str> = ingresses.values().flat_map(|stored| certificates(stored)).collect();
+        let of_api = group.group().and_then(|name| self.groups.get(name)?.api_server_certificate());
+        let shown: BTreeSet<&str> = ingresses.values().flat_map(|stored| certificates(stored)).chain(of_api).collect();
         let mut rivals = BTreeMap::<_, Vec<_>>::new();
         for (name, conflict) in self.rivals(group).into_iter().chain(self.proxies(group)) {
             rivals.entry(name).or_default().push(conflict);

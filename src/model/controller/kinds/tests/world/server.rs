@@ -55,7 +55,10 @@ impl World {
                     assert!(!self.devices.values().any(is_device), "the control plane rejects {}: it is the name of a device", vip.name);
                     self.hosted.publish(vip, &self.settings.cluster, *recorded);
                 }
-                ControlAction::ReleaseService { name: vip } => self.hosted.release(vip, &self.settings.cluster, name.group_name()),
+                ControlAction::ReleaseService { name: vip } => {
+                    let observed = self.observe(name);
+                    self.hosted.release(vip, &self.settings.cluster, observed.owning_group());
+                }
                 ControlAction::RecordDevice { .. } => self.record_device(action),
                 ControlAction::ApproveRoutes { device, add, remove, .. } => self.approve_routes(device, add, remove),
                 ControlAction::DeleteDevice { device, then, .. } => {

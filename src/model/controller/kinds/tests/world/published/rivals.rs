@@ -58,6 +58,12 @@ impl World {
         let others = self.groups.iter().filter(|(name, _)| Some(name.as_str()) != group.group());
         for (name, other) in others {
             let config = self.parsed_config(name);
+            for (recorded, _) in config.origins.iter().filter(|(_, of)| of.kind == PublishSource::ProxyGroup.kind()) {
+                let (created, uid) = age(&other.metadata);
+                let (workload, age) = (WorkloadKey::of_group(name), (created, uid.to_owned()));
+                let namesake = Namesake { subject: workload.clone(), workload, age, holds: true, is_same_tailnet: true };
+                all.entry(recorded.trim_start_matches(PREFIX).to_owned()).or_default().push(namesake);
+            }
             let publishes = other.spec.type_ == ProxyGroupType::Ingress && other.metadata.deletion_timestamp.is_none();
             for claimant in self.claimants() {
                 let key = WorkloadKey::of_group(name);
@@ -65,6 +71,7 @@ impl World {
                 let metadata = match claimant.source {
                     PublishSource::Ingress => &self.ingresses[&id].metadata,
                     PublishSource::Service => &self.services[&id].metadata,
+                    PublishSource::ProxyGroup => continue,
                 };
                 let requested = self.request(&claimant).filter(|(of, ..)| *of == key).map(|(_, label, _)| label);
                 let origin =
