@@ -74,7 +74,8 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let metrics = Arc::new(Metrics::new()?);
     let cluster = cluster(&settings).await?;
     let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
-    let watches = informers::watches(cluster.namespace(), &settings.service_namespaces);
+    let grants_impersonation = !settings.workloads.impersonation.users.is_empty();
+    let watches = informers::watches(cluster.namespace(), &settings.service_namespaces, grants_impersonation);
     let cache = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
     let cache = cache.serving(&settings.workloads.types, settings.assignment()).in_namespace(cluster.namespace());
     let stores = Stores::new(cache, queue.clone());

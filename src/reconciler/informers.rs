@@ -50,8 +50,9 @@ pub struct Stores {
     synced: watch::Sender<bool>,
 }
 
-/// Every watch: of the objects in `namespace`, and of users' Services, Ingresses and EndpointSlices in these namespaces or in all.
-pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWatch> {
+/// Every watch: of the objects in `namespace`, of users' Services, Ingresses and EndpointSlices in these namespaces or in all, and of the
+/// cluster-wide roles by which groups impersonate, if they may.
+pub fn watches(namespace: &str, service_namespaces: &[String], impersonation: bool) -> Vec<InformerWatch> {
     let watch = |role: WatchRole, namespace, labels| InformerWatch {
         role,
         follow: Follow { resource: role.resource(), namespace, labels, fields: None },
@@ -76,11 +77,15 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
     for kind in Kind::ALL {
         let labels = match kind {
             // Only groups have these.
-            Kind::PodDisruptionBudget => OF_A_GROUP,
+            Kind::PodDisruptionBudget | Kind::ClusterRole | Kind::ClusterRoleBinding => OF_A_GROUP,
             // Children and proxies of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent.
             // Certificates belong to an Ingress, as do the roles that the Tailscale operator creates for each.
             _ => MANAGED,
         };
+        if kind.is_cluster_wide() {
+            all.extend(impersonation.then(|| watch(WatchRole::Owned(kind), None, Some(labels))));
+            continue;
+        }
         // Some of them permit groups to read users' namespaces with backends.
         let of_role_bindings = if kind == Kind::RoleBinding { of_users() } else { Vec::new() };
         let namespaces: BTreeSet<_> =

@@ -5,6 +5,7 @@
 //! in the config and on the replicas; annotations are requests only.
 
 pub mod advertise;
+pub mod api_server;
 pub mod capacity;
 pub mod certificate_orders;
 pub mod certificates;
@@ -54,6 +55,9 @@ const MAX_AWARDS: usize = 4;
 
 /// Computes the names to advertise and their state. Plans no writes yet. An object that finds no room leaves its name to the next one.
 pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPlan<'a>, PlanPart<'a>) {
+    if let Some(request) = shape.spec.api_server {
+        return api_server::plan_api_server(pass, shape, request);
+    }
     let mut without_room = BTreeMap::new();
     let mut planned = award(pass, shape, &without_room);
     for _ in 0..MAX_AWARDS {
@@ -225,7 +229,10 @@ impl<'a> IngressPlan<'a> {
         let mut config = config::config(&self, &gone);
         config.orders = self.record_orders(work, &gone);
         config.leaving = self.record_leaving(work, &gone);
-        self.report(work, shape, &gone);
+        match shape.spec.api_server {
+            Some(_) => self.report_api_server(work, shape),
+            None => self.report(work, shape, &gone),
+        }
         expiries(work);
         work.want(config.manifest(owner, !shape.stock()));
         part

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::issuing::acme_directory;
 use super::source::SettingSource;
 use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
-use crate::api::proxygroup::{ProxyGroupType, Tenant};
+use crate::api::proxygroup::{Impersonation, ProxyGroupType, Tenant};
 use crate::model::controller::policy::annotations::{dns_label, is_tag};
 use crate::model::controller::policy::assignment::{AssignmentRules, DefaultGroups, StandaloneScope};
 use crate::model::controller::policy::tenancy::parse::{is_tag_pattern, parse};
@@ -207,6 +207,7 @@ fn group_type(name: &str) -> Option<ProxyGroupType> {
     match name {
         "egress" => Some(ProxyGroupType::Egress),
         "ingress" => Some(ProxyGroupType::Ingress),
+        "kube-apiserver" => Some(ProxyGroupType::KubeApiServer),
         _ => None,
     }
 }
@@ -220,7 +221,7 @@ fn workloads(source: &mut SettingSource<'_>) -> GroupSettings {
         firewall: firewall(source),
         ports: source.parsed("TAILYARD_MATCH_PORT_RANGE", "a range of ports such as 10000-19999", ports).unwrap_or(usual.ports),
         drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
-        types: source.list("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", group_type),
+        types: source.list("TAILYARD_PROXY_GROUP_TYPES", "some of egress, ingress, kube-apiserver, separated by commas", group_type),
         cluster: service_owner(source),
         shared_account: source.text(SHARED).is_some().then(|| source.boolean(SHARED, false)),
         tenancy: source.one_of("TAILYARD_TENANCY", "one of bounded, open", &TENANCIES).unwrap_or_default(),
@@ -229,7 +230,17 @@ fn workloads(source: &mut SettingSource<'_>) -> GroupSettings {
         allowed_targets: read::nets(source, "TAILYARD_ALLOWED_TARGETS"),
         denied_targets: read::nets(source, "TAILYARD_DENIED_TARGETS"),
         acme_directory: acme_directory(source, "TAILYARD_ACME_DIRECTORY"),
+        impersonation: impersonation(source),
         ..usual
+    }
+}
+
+/// Users and groups that the reconciler may impersonate, and so grant.
+fn impersonation(source: &mut SettingSource<'_>) -> Impersonation {
+    let name = |name: &str| (!name.is_empty() && name.len() <= 256 && !name.contains(char::is_control)).then(|| name.to_owned());
+    Impersonation {
+        users: source.list("TAILYARD_IMPERSONATE_USERS", "names of users separated by commas, or *", name),
+        groups: source.list("TAILYARD_IMPERSONATE_GROUPS", "names of groups separated by commas, or *", name),
     }
 }
 

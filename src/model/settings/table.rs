@@ -156,6 +156,11 @@ const RECONCILER: [Section; 6] = [
             .help("Ranges rejected as targets of all proxies, whatever their ProxyClass allows"),
         flag("--proxy-group-types", "TAILYARD_PROXY_GROUP_TYPES", "NAME[,NAME]", "egress,ingress")
             .help("Types of the ProxyGroups to manage; others are left to the Tailscale operator"),
+        flag("--impersonate-users", "TAILYARD_IMPERSONATE_USERS", "NAME[,NAME]", "").help(
+            "Users that ProxyGroups of type kube-apiserver in mode auth may impersonate; * permits all but those of Kubernetes (system:). The \
+             reconciler needs the same right",
+        ),
+        flag("--impersonate-groups", "TAILYARD_IMPERSONATE_GROUPS", "NAME[,NAME]", "").help("Groups that they may impersonate, likewise"),
     ]),
     section("Default ProxyGroups").of(&[
         flag("--default-ingress-group", "TAILYARD_DEFAULT_INGRESS_GROUP", "NAME", "")

@@ -310,6 +310,8 @@ impl WatchRole {
             | Self::ServiceRange
             | Self::Owned(
                 Kind::ServiceAccount
+                | Kind::ClusterRole
+                | Kind::ClusterRoleBinding
                 | Kind::Role
                 | Kind::ConfigMap
                 | Kind::Service

@@ -11,6 +11,7 @@ use crate::model::controller::policy::assignment::{DefaultGroups, StandaloneScop
 use crate::model::controller::workload::objects::Kind;
 
 mod admitted_keys;
+mod api_server;
 mod assignment;
 mod bounded_objects;
 mod claimants;

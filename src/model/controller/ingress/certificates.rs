@@ -75,7 +75,12 @@ impl IngressPlan<'_> {
             ServiceState::Unknown => self.recorded(name),
             ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Device => true,
         };
-        let sites = self.items.iter().filter(|(_, item)| matches!(item.spec.target, PublishTarget::Site(_)));
+        // The Kubernetes API may have a certificate of its own, or none.
+        let is_issued = |(_, item): &(&String, &Item)| match &item.spec.target {
+            PublishTarget::Site(site) => site.hosts.get(&item.dns).is_some_and(|host| host.issue),
+            PublishTarget::Whole(_) => false,
+        };
+        let sites = self.items.iter().filter(is_issued);
         sites.filter(ours).map(|(_, item)| (item.dns.as_str(), &item.claimant))
     }
 

@@ -7,6 +7,7 @@ use crate::api::ingress::{IngressService, Mapping};
 use crate::api::routes::Site;
 use crate::model::controller::ingress::claims::origin;
 use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
+use crate::model::controller::ingress::spec::ingress::HTTPS;
 use crate::model::controller::ingress::spec::serve::{serve, tun};
 use crate::model::controller::ingress::spec::{L4Service, PublishTarget};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
@@ -72,8 +73,8 @@ pub(crate) fn node_site(item: &Item) -> Option<Site> {
         return Some(site);
     }
     site.hosts.retain(|_, host| !host.issue);
-    // Virtual hosts share the replicas' addresses and are selected by host name.
-    if site.hosts.is_empty() {
+    // Virtual hosts share the replicas' addresses and are selected by host name. The Kubernetes API is alone there.
+    if site.hosts.is_empty() && (site.api_server.is_none() || site.listeners.contains_key(&HTTPS)) {
         return None;
     }
     // A rule for the Tailscale Service's name applies to every host.

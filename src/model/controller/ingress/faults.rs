@@ -26,12 +26,19 @@ const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Servi
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, and no older Ingress names the same hosts.";
 
+const NO_API_SERVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which the Kubernetes API is published from \
+     several replicas, and issues no certificates. Each replica serves it on its own address if spec.tailyard.kubeAPIServer has a \
+     certificateSecret for the replicas' names, or http.";
+
 /// Why a valid name is not served.
 pub(crate) fn fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
     let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
     match &item.state {
         ServiceState::Unsupported if node_site(item).is_some() => None,
-        ServiceState::Conflict(why) => Some(Rejection::new("InvalidTailscaleService", why.message(name))),
+        ServiceState::Conflict(why) => Some(Rejection::new(reason::INVALID_TAILSCALE_SERVICE, why.message(name))),
+        ServiceState::Unsupported if shape.spec.api_server.is_some() => {
+            Some(Rejection::new("NoTailscaleServices", NO_API_SERVER.to_owned()))
+        }
         ServiceState::Unsupported if !shape.role().is_replicated => {
             Some(Rejection::new(reason::NO_CERTIFICATES, NO_CERTIFICATES.to_owned()))
         }
@@ -135,7 +142,7 @@ pub(crate) fn beside(work: &Pass<'_>, item: &Item, name: &str, serving: usize) -
 }
 
 /// Number of unapproved replicas, else why the first replica with a reason rejects the name, if none serves it.
-fn rejected(work: &Pass<'_>, name: &str, serving: usize) -> Option<String> {
+pub(crate) fn rejected(work: &Pass<'_>, name: &str, serving: usize) -> Option<String> {
     let count = work.observed.replicas.values().filter(|replica| live(replica) && unapproved(replica, name)).count();
     if count > 0 {
         return Some(format!(

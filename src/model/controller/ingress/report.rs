@@ -174,7 +174,7 @@ fn undecided(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
 }
 
 /// Number of replicas that serve a name.
-fn serving(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
+pub(crate) fn serving(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
     let node = matches!(item.state, ServiceState::Unsupported | ServiceState::Device) && node_site(item).is_some();
     let serves = |replica: &ObservedReplica| match &item.state {
         ServiceState::ByRoute(own) => routes::reached(work, replica, own),

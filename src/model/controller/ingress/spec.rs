@@ -3,6 +3,7 @@
 //! Each object is parsed alone, so that an invalid one does not affect others. Only the object and its backends are read; conflicts of
 //! names and states are decided in [`crate::model::controller::ingress`].
 
+pub mod api_server;
 pub mod backend;
 pub mod ingress;
 pub mod serve;

@@ -29,7 +29,7 @@ use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::admitted_tags::had_tags;
 use crate::model::controller::workload::objects::rbac::endpoints;
 use crate::model::controller::workload::objects::secrets::config_ref;
-use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
+use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{Observed, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
@@ -144,7 +144,7 @@ fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderCon
         plan.fault(reason::PROXY_FAILED, fault.to_owned());
         usable = false;
     }
-    if image_path(shape.image()).ends_with("k8s-proxy") {
+    if shape.is_k8s_proxy() {
         plan.fault(reason::PROXY_FAILED, "The image of the ProxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
         usable = false;
     }

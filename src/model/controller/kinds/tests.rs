@@ -17,6 +17,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Class, ControlPlaneError, TailnetState};
 
+mod api_server;
 mod budget;
 mod certificates;
 mod config;

@@ -267,7 +267,7 @@ mod tests {
     /// Names with the prefixes that are no annotations of Services and Ingresses.
     const OTHERS: &str = "managed parent-resource-type parent-resource parent-resource-ns parent-service parent-ingress parent-namespace \
         secret-type default-proxy-group svc-type finalizer domain acme-order-status ingress-pg-finalizer service-pg-finalizer ts-ingress \
-        share-acme-account certificate-orders-of acme-account-protection adopt-services adopted unreachable handback-requested-by \
+        share-acme-account certificate-orders-of acme-account-protection kube-apiserver-finalizer adopt-services adopted unreachable handback-requested-by \
         allow-ingress-tls namespaces auth-key-id auth-key new-replica device uninstall uninstall-remaining";
 
     #[test]

@@ -51,6 +51,8 @@ pub const NEXT_PORT: &str = "tailyard.io/next-port";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     ServiceAccount,
+    ClusterRole,
+    ClusterRoleBinding,
     Role,
     RoleBinding,
     Secret,
@@ -62,7 +64,7 @@ pub enum Kind {
     ServiceMonitor,
 }
 
-/// Reference to an object in a namespace.
+/// Reference to an object; the namespace of a cluster-wide one is empty.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectRef {
     pub kind: Kind,
@@ -220,8 +222,10 @@ pub fn digest(bytes: &[u8]) -> String {
 
 impl Kind {
     /// All kinds, in the order of creation.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::ServiceAccount,
+        Self::ClusterRole,
+        Self::ClusterRoleBinding,
         Self::Role,
         Self::RoleBinding,
         Self::Secret,
@@ -237,6 +241,11 @@ impl Kind {
         self.row().0
     }
 
+    /// Whether its objects have no namespace.
+    pub fn is_cluster_wide(self) -> bool {
+        matches!(self, Self::ClusterRole | Self::ClusterRoleBinding)
+    }
+
     /// The group and version, as in `apiVersion`.
     pub fn api_version(self) -> &'static str {
         self.row().1
@@ -250,6 +259,8 @@ impl Kind {
     fn row(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::ServiceAccount => ("ServiceAccount", "v1", "serviceaccounts"),
+            Self::ClusterRole => ("ClusterRole", "rbac.authorization.k8s.io/v1", "clusterroles"),
+            Self::ClusterRoleBinding => ("ClusterRoleBinding", "rbac.authorization.k8s.io/v1", "clusterrolebindings"),
             Self::Role => ("Role", "rbac.authorization.k8s.io/v1", "roles"),
             Self::RoleBinding => ("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
             Self::Secret => ("Secret", "v1", "secrets"),
@@ -277,6 +288,7 @@ impl ObjectRef {
 
 impl fmt::Display for ObjectRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+        let separator = if self.namespace.is_empty() { "" } else { "/" };
+        write!(f, "{} {}{separator}{}", self.kind, self.namespace, self.name)
     }
 }

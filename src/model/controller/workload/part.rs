@@ -33,7 +33,10 @@ pub(crate) struct PlanPart<'a> {
     pub(crate) faults: Vec<WorkloadFault>,
     /// Conditions besides readiness.
     pub(crate) conditions: Vec<DesiredCondition<'static>>,
+    /// Whether those that the workload has stay, as the state is not known yet.
     pub(crate) keeps_conditions: bool,
+    /// URL of the Kubernetes API that the workload publishes.
+    pub(crate) url: Option<String>,
 }
 
 impl<'a> Deref for PlanPart<'a> {
@@ -47,7 +50,8 @@ impl<'a> Deref for PlanPart<'a> {
 impl<'a> Pass<'a> {
     /// An empty part.
     pub(crate) fn part(&self) -> PlanPart<'a> {
-        PlanPart { pass: *self, plan: GroupPlan::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
+        let (plan, faults, conditions) = (GroupPlan::default(), Vec::new(), Vec::new());
+        PlanPart { pass: *self, plan, faults, conditions, keeps_conditions: false, url: None }
     }
 }
 
@@ -95,6 +99,7 @@ impl PlanPart<'_> {
         self.faults.extend(part.faults);
         self.conditions.extend(part.conditions);
         self.keeps_conditions |= part.keeps_conditions;
+        self.url = part.url.or(self.url.take());
     }
 
     /// Plans an object. Returns whether it is up to date.

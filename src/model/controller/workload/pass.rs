@@ -47,9 +47,14 @@ impl<'a> Pass<'a> {
         self.observed.deletion_deadline_passed() && elapsed(denial.since, self.observed.now) >= DELETION_TIMEOUT
     }
 
-    /// Whether an object of the proxies' namespace, of any state, is the workload's.
+    /// Whether an object that is not in a user's namespace, of any state, is the workload's.
     pub(crate) fn is_own(&self, object: &ObjectRef, existing: &Value) -> bool {
-        object.namespace == self.owner.namespace && self.is_ours(object, existing)
+        self.is_apart(object) && self.is_ours(object, existing)
+    }
+
+    /// Whether an object is in the proxies' namespace, or in none.
+    pub(crate) fn is_apart(&self, object: &ObjectRef) -> bool {
+        object.namespace == self.owner.namespace || object.kind.is_cluster_wide()
     }
 }
 

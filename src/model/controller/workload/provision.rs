@@ -11,7 +11,7 @@ use crate::api::proxyclass::ProxyClassSpec;
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::objects::disruption::disruption_budget;
 use crate::model::controller::workload::objects::metrics::{metrics, metrics_refs};
-use crate::model::controller::workload::objects::rbac::rbac;
+use crate::model::controller::workload::objects::rbac::{impersonation, impersonation_refs, rbac};
 use crate::model::controller::workload::objects::secrets::config_ref;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::standalone_service::headless_service;
@@ -31,7 +31,7 @@ const WAITS: &str = " The deletion waits for that for five minutes, and then goe
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Order of deletion of the objects that remain when the devices are deleted.
-pub(crate) const REMAINING: [Kind; 8] = [
+pub(crate) const REMAINING: [Kind; 10] = [
     Kind::ServiceMonitor,
     Kind::PodDisruptionBudget,
     Kind::Secret,
@@ -39,6 +39,8 @@ pub(crate) const REMAINING: [Kind; 8] = [
     Kind::Service,
     Kind::RoleBinding,
     Kind::Role,
+    Kind::ClusterRoleBinding,
+    Kind::ClusterRole,
     Kind::ServiceAccount,
 ];
 
@@ -107,7 +109,13 @@ fn report_wait(plan: &mut PlanPart<'_>) {
 fn rights<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
     let mut plan = pass.part();
     let service = (!shape.role().is_replicated).then(|| headless_service(shape));
-    for manifest in rbac(shape).into_iter().chain(service) {
+    let impersonation = impersonation(shape);
+    if impersonation.is_none() {
+        for object in impersonation_refs(pass.owner) {
+            plan.delete(&object);
+        }
+    }
+    for manifest in rbac(shape).into_iter().chain(impersonation.into_iter().flatten()).chain(service) {
         plan.want(manifest);
     }
     plan

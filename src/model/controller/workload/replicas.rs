@@ -95,7 +95,9 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let mint = config.and_then(|config| config.mint.clone());
     let deleted = device_records::deleted(work, ordinal, replica);
     let (device, targets, siblings) = (recorded.cloned(), inputs.targets.cloned(), inputs.siblings.cloned());
-    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device, mint, is_new, targets, siblings, deleted };
+    let former = config.and_then(|config| config.former.clone()).filter(|_| replica.has_former_pod());
+    let owner = shape.owner.clone();
+    let secret = ReplicaSecret { owner, ordinal, document, device, mint, is_new, targets, siblings, deleted, former };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, ordinal, replica);

@@ -11,6 +11,8 @@ pub enum Role {
     EgressGroup,
     /// Group of type `ingress`.
     IngressGroup,
+    /// Group of type `kube-apiserver`: a site of its own, whose upstream is the Kubernetes API server.
+    ApiServerGroup,
     /// Proxy of a Service with a target in the tailnet.
     EgressService,
     /// Proxy of a Service that is published in the tailnet.
@@ -71,6 +73,8 @@ const EGRESS_GROUP: RoleRow = RoleRow {
 const INGRESS_GROUP: RoleRow =
     RoleRow { app: "k8s-operator-proxygroup-ingress", config: Some(RoleConfig::Ingress), serves_sites: true, ..GROUP };
 
+const API_SERVER_GROUP: RoleRow = RoleRow { app: "k8s-operator-proxygroup-kube-apiserver", ..INGRESS_GROUP };
+
 const EGRESS_SERVICE: RoleRow = RoleRow { app: "k8s-operator-egress-proxy", proxy_type: "egress_service", ..STANDALONE };
 
 const INGRESS_SERVICE: RoleRow = RoleRow { app: "k8s-operator-ingress-proxy", proxy_type: "ingress_service", ..STANDALONE };
@@ -88,6 +92,7 @@ impl Role {
         match self {
             Self::EgressGroup => &EGRESS_GROUP,
             Self::IngressGroup => &INGRESS_GROUP,
+            Self::ApiServerGroup => &API_SERVER_GROUP,
             Self::EgressService => &EGRESS_SERVICE,
             Self::IngressService => &INGRESS_SERVICE,
             Self::Ingress => &INGRESS,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::api::proxygroup::{ProxyGroupType, Tenant};
+use crate::api::proxygroup::{Impersonation, ProxyGroupType, Tenant};
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::vip_service::ServiceOwner;
@@ -49,6 +49,8 @@ pub struct GroupSettings {
     pub acme_directory: Option<String>,
     /// Whether the `ServiceMonitor` CRD exists.
     pub service_monitors: bool,
+    /// Users and groups that groups of type `kube-apiserver` may impersonate, as the reconciler has that right itself. Without users: none.
+    pub impersonation: Impersonation,
     /// Time for which the child of a moved Service stays after its `externalName` points elsewhere: DNS caches may have the old answer.
     pub linger: Duration,
 }
@@ -75,6 +77,7 @@ impl GroupSettings {
             denied_targets: Vec::new(),
             acme_directory: None,
             service_monitors: false,
+            impersonation: Impersonation::default(),
             linger: DNS_CACHE_TTL,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::api::proxygroup::{Tailyard, Tenant};
+use crate::api::proxygroup::{ApiServerMode, Impersonation, Tailyard, Tenant};
 use crate::model::controller::workload::admitted_tags::AdmittedTags;
 use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::settings::GroupSettings;
@@ -29,8 +29,31 @@ pub struct WorkloadSpec<'a> {
     pub standby: bool,
     /// Whether virtual hosts are also served to the cluster, on the Pod's addresses.
     pub serves_on_pod: bool,
+    /// The Kubernetes API that the workload publishes.
+    pub api_server: Option<ApiServerRequest<'a>>,
     /// Options that only Tailyard has.
     pub options: Option<&'a Tailyard>,
+}
+
+/// Request to publish the Kubernetes API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ApiServerRequest<'a> {
+    /// First label of its name in the tailnet.
+    pub hostname: &'a str,
+    pub mode: &'a ApiServerMode,
+    /// Users and groups that clients may be; `None`: all.
+    pub impersonation: Option<&'a Impersonation>,
+    /// Secret of its own certificate, in place of one of the control plane.
+    pub certificate: Option<&'a str>,
+    /// Whether it is served by HTTP.
+    pub is_http: bool,
+}
+
+impl ApiServerRequest<'_> {
+    /// Whether the Pods impersonate their clients: else these have credentials of their own.
+    pub fn impersonates(&self) -> bool {
+        *self.mode == ApiServerMode::Auth
+    }
 }
 
 /// Host names of the devices.

@@ -141,6 +141,7 @@ fn changes_of_every_role_are_paced_unless_their_writers_are_trusted() {
             Kind::Secret if ["other", "eg-0-config"].contains(&name) => (false, "the reconciler"),
             Kind::Secret => (true, "Pods"),
             Kind::ServiceAccount | Kind::Role | Kind::ConfigMap | Kind::ServiceMonitor => (false, "the reconciler"),
+            Kind::ClusterRole | Kind::ClusterRoleBinding => (false, "the reconciler, else administrators"),
             Kind::Service | Kind::PodDisruptionBudget | Kind::StatefulSet => (false, "the reconciler, and of the status the cluster"),
             Kind::EndpointSlice => (false, "the cluster: failover is urgent"),
         },
@@ -158,7 +159,7 @@ fn changes_of_every_role_are_paced_unless_their_writers_are_trusted() {
 
 #[test]
 fn changes_of_every_object_outside_of_the_proxies_namespace_are_paced() {
-    let users = crate::reconciler::informers::watches(NS, &["u".to_owned()]);
+    let users = crate::reconciler::informers::watches(NS, &["u".to_owned()], true);
     let roles: BTreeSet<_> =
         users.into_iter().filter(|watch| watch.follow.namespace.as_deref() == Some("u")).map(|watch| watch.role).collect();
     assert_eq!(roles.len(), 4, "{roles:?}");

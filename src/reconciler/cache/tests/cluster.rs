@@ -126,7 +126,7 @@ impl Cluster {
 
     /// A cluster without objects, with a control plane of this login server and these Tailscale Services, at this time in seconds.
     pub(super) fn of(settings: GroupSettings, server: String, vips: BTreeMap<String, VipService>, now: i64) -> Self {
-        let watches = watches(&settings.namespace, &[]);
+        let watches = watches(&settings.namespace, &[], !settings.impersonation.users.is_empty());
         Self {
             cache: empty(&watches),
             objects: BTreeMap::new(),

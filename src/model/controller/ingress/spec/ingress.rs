@@ -15,8 +15,8 @@ use crate::model::controller::policy::requests::ingress_label;
 use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::ingress::cert_orders::Validity;
 
-const HTTPS: u16 = 443;
-const HTTP: u16 = 80;
+pub const HTTPS: u16 = 443;
+pub const HTTP: u16 = 80;
 
 struct Routing<'a, 'b> {
     namespace: &'a str,
@@ -61,7 +61,7 @@ pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSp
     }
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
     let funnel = is_on(annotations, names::FUNNEL);
-    let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
+    let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel, api_server: None };
     Ok(PublishSpec { label, tags, ports, target: PublishTarget::Site(site), notes, flaws, warnings })
 }
 
@@ -108,17 +108,17 @@ fn hosts(ingress: &Ingress, (dns, is_own): (&str, impl Fn(&str) -> bool), contex
 
 /// Builder of the host names.
 #[derive(Default)]
-struct SiteNames {
-    served: BTreeMap<String, Host>,
-    flaws: BTreeMap<String, CertificateIssue>,
-    notes: FaultList,
-    warnings: FaultList,
+pub(super) struct SiteNames {
+    pub(super) served: BTreeMap<String, Host>,
+    pub(super) flaws: BTreeMap<String, CertificateIssue>,
+    pub(super) notes: FaultList,
+    pub(super) warnings: FaultList,
 }
 
 impl SiteNames {
     /// Adds a host with a user-provided certificate. Replicas get its name even if it is unusable now: they may still have the previous
     /// one.
-    fn of_its_own(&mut self, host: &str, secret: &str, context: &SpecContext<'_>) {
+    pub(super) fn of_its_own(&mut self, host: &str, secret: &str, context: &SpecContext<'_>) {
         let at = format!("Secret {}/{secret}", context.namespace);
         let own = context.certificates.get(secret);
         if !matches!(own, None | Some(UserCertificate::Unlabelled)) {
@@ -128,8 +128,7 @@ impl SiteNames {
             None => (
                 CertificateIssue::Lacking,
                 format!(
-                    "is not served: there is no Secret {secret} in the namespace {} of the proxies (one in the namespace of the Ingress is \
-                     not used).",
+                    "is not served: there is no Secret {secret} in the namespace {} of the proxies (one in another namespace is not used).",
                     context.namespace
                 ),
             ),

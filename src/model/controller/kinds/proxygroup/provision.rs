@@ -6,6 +6,7 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::{egress, without};
 use crate::model::controller::ingress;
+use crate::model::controller::ingress::items::IngressPlan;
 use crate::model::controller::kinds::proxygroup::{status, validate};
 use crate::model::controller::workload::actions::GroupUpdate;
 use crate::model::controller::workload::finalizers;
@@ -35,6 +36,7 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
     let mut shape = RenderContext::new(pass.owner.clone(), spec, class.unwrap_or_default(), &observed.settings);
     shape.present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
     shape.wireguard = static_endpoints::wireguard(pass, &shape);
+    shape.has_former_pods = observed.replicas.values().any(|replica| replica.has_account(names::API_SERVER_ACCOUNT));
     let published = shape.role().serves_sites.then(|| ingress::plan(pass, &shape)).map(|(published, part)| {
         plan.add(part);
         published
@@ -53,24 +55,39 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
     }
     finalizer(&mut plan, group, true);
     status::tailnet(&mut plan, group);
-    let served = if let Some(published) = published {
-        let (rights, advertised) = (published.endpoints(pass, &shape), published.by_ordinal(pass, &shape));
-        let mut config = without(pass, memory, Some("is not of type egress: name a group that is."));
-        config.add(published.plan_writes(pass, &shape));
-        Served { is_usable, rights, advertised: Some(advertised), config }
-    } else {
-        let mut config = egress(pass, &shape, memory);
-        config.add(ingress::teardown::wrong_type(pass, memory, "is of type egress, which publishes nothing: name one of type ingress."));
-        Served { is_usable, rights: pass.part(), advertised: None, config }
-    };
-    plan.add(workload(pass, &shape, served));
+    plan.add(workload(pass, &shape, served(pass, &shape, published, (is_usable, memory))));
     report_denials(&mut plan, "");
     status::status(&mut plan, group, wanted);
     plan
 }
 
+/// What a group serves, and faults of the objects that name it and are of another type.
+fn served<'a>(
+    pass: &Pass<'a>,
+    shape: &RenderContext<'_>,
+    published: Option<IngressPlan<'a>>,
+    (is_usable, memory): (bool, &mut Memory),
+) -> Served<'a> {
+    let Some(published) = published else {
+        let mut config = egress(pass, shape, memory);
+        config.add(ingress::teardown::wrong_type(pass, memory, "is of type egress, which publishes nothing: name one of type ingress."));
+        return Served { is_usable, rights: pass.part(), advertised: None, config };
+    };
+    let (rights, advertised) = (published.endpoints(pass, shape), published.by_ordinal(pass, shape));
+    let mut config = without(pass, memory, Some("is not of type egress: name a group that is."));
+    config.add(published.plan_writes(pass, shape));
+    if shape.spec.api_server.is_some() {
+        let fault = "is of type kube-apiserver, which publishes the Kubernetes API alone: name one of type ingress.";
+        config.add(ingress::teardown::wrong_type(pass, memory, fault));
+    }
+    Served { is_usable, rights, advertised: Some(advertised), config }
+}
+
+/// Adds our finalizer to a group, or removes it and that of the Tailscale operator for the Kubernetes API, of which nothing is left.
 fn finalizer(plan: &mut PlanPart<'_>, group: &ProxyGroup, wanted: bool) {
-    if let Some(finalizers) = finalizers::change(&group.metadata, names::FINALIZER, wanted) {
+    let changed = finalizers::change(&group.metadata, names::FINALIZER, wanted);
+    let is_other = |name: &String| wanted || name != names::API_SERVER_FINALIZER;
+    if let Some(finalizers) = changed.map(|all| all.into_iter().filter(is_other).collect()) {
         plan.plan.group.get_or_insert_with(GroupUpdate::default).finalizers = Some(finalizers);
     }
 }
@@ -102,7 +119,7 @@ pub(crate) fn end<'a>(pass: &Pass<'a>, group: &ProxyGroup, memory: &Memory) -> P
 fn remaining<'a>(pass: &Pass<'a>, are_gone: bool) -> PlanPart<'a> {
     let mut part = pass.part();
     let kinds = REMAINING.iter().filter(|_| are_gone);
-    for (object, _) in kinds.flat_map(|kind| pass.observed.of(*kind)).filter(|(object, _)| object.namespace == pass.owner.namespace) {
+    for (object, _) in kinds.flat_map(|kind| pass.observed.of(*kind)).filter(|(object, _)| pass.is_apart(object)) {
         part.delete(object);
     }
     part

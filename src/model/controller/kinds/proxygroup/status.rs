@@ -2,7 +2,10 @@
 //!
 //! A replica counts while it is alive, not because it once wrote a status. The first fault in order of severity is reported.
 
-use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, ROUTES_OVERLAP, reason};
+use crate::api::condition::{
+    API_SERVER_CONFIGURED, API_SERVER_VALID, CERTIFIED, Condition, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, ROUTES_OVERLAP,
+    TRUE, reason,
+};
 use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions;
@@ -25,7 +28,9 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
     let devices: Vec<_> = work.observed.replicas.range(..wanted).filter_map(|(_, replica)| device(replica, &before.devices)).collect();
     let running = u32::try_from(devices.len()).unwrap_or(u32::MAX);
     let extra = work.observed.replicas.range(wanted..).filter(|(_, replica)| replica.pod.is_some()).count();
-    let mut status = ProxyGroupStatus { devices, ..before.clone() };
+    let is_api_server = work.spec.is_some_and(|spec| spec.api_server.is_some());
+    let url = if is_api_server { work.url.clone() } else { before.url.clone() };
+    let mut status = ProxyGroupStatus { devices, url, ..before.clone() };
     let message = format!("{running}/{wanted} ProxyGroup pods running");
     let reason = if running == wanted { reason::PROXY_GROUP_AVAILABLE } else { reason::PROXY_GROUP_CREATING };
     let available = if running > 0 { ConditionStatus::True } else { ConditionStatus::False };
@@ -34,13 +39,10 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
     conditions::set(&mut status.conditions, &condition, now);
     let pod_fault = (running < wanted).then(|| pod_fault(work, wanted)).flatten();
     let message = pod_fault.as_ref().map_or_else(|| message.clone(), |(pod, fault)| format!("{message}; Pod {pod}: {fault}"));
-    let weight = |fault: &&WorkloadFault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
-    let (ready, reason, message) = match work.faults.iter().min_by_key(weight) {
-        Some(fault) => (ConditionStatus::False, fault.reason, fault.message.clone()),
-        None if running < wanted => (ConditionStatus::False, reason::PROXY_GROUP_CREATING, message),
-        None if extra > 0 => {
-            (ConditionStatus::False, reason::PROXY_GROUP_CREATING, format!("waiting for {extra} ProxyGroup pods to shut down"))
-        }
+    let is_partial = running < wanted;
+    let extra = (extra > 0).then(|| format!("waiting for {extra} ProxyGroup pods to shut down"));
+    let (ready, reason, message) = match unready(work, &before.conditions, (is_partial.then(|| message.clone()), extra)) {
+        Some((reason, message)) => (ConditionStatus::False, reason, message),
         None => (ConditionStatus::True, reason::PROXY_GROUP_READY, message),
     };
     let generation = group.metadata.generation.unwrap_or(0);
@@ -72,12 +74,35 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
     }
 }
 
+/// Why a group is not ready: its most severe fault, else the Kubernetes API that it may not publish, missing or extra Pods, or the Kubernetes
+/// API that no replica serves.
+fn unready(work: &PlanPart<'_>, before: &[Condition], pods: (Option<String>, Option<String>)) -> Option<(&'static str, String)> {
+    let weight = |fault: &&WorkloadFault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
+    let fault = work.faults.iter().min_by_key(weight).map(|fault| (fault.reason, fault.message.clone()));
+    let (missing, extra) = pods;
+    let creating = |message: Option<String>| message.map(|message| (reason::PROXY_GROUP_CREATING, message));
+    fault
+        .or_else(|| unmet(work, before, API_SERVER_VALID).map(|message| (reason::PROXY_GROUP_INVALID, message)))
+        .or_else(|| creating(missing))
+        .or_else(|| creating(extra))
+        .or_else(|| creating(unmet(work, before, API_SERVER_CONFIGURED)))
+}
+
+/// Message of a condition of the Kubernetes API that is not true.
+fn unmet(work: &PlanPart<'_>, before: &[Condition], kind: &str) -> Option<String> {
+    if let Some(existing) = conditions::get(before, kind).filter(|_| work.keeps_conditions) {
+        return (existing.status != TRUE).then(|| existing.message.clone());
+    }
+    let wanted = work.conditions.iter().find(|wanted| wanted.kind == kind)?;
+    (wanted.status != ConditionStatus::True).then(|| wanted.message.clone())
+}
+
 /// Adds the conditions of advertised names, if the group advertises.
 fn published(work: &PlanPart<'_>, status: &mut ProxyGroupStatus) {
-    for kind in [PUBLISHED, CERTIFIED] {
+    for kind in [PUBLISHED, CERTIFIED, API_SERVER_VALID, API_SERVER_CONFIGURED] {
         let present = conditions::get(&status.conditions, kind).is_some();
         match work.conditions.iter().find(|wanted| wanted.kind == kind) {
-            Some(_) if present && work.keeps_conditions => {}
+            _ if present && work.keeps_conditions => {}
             Some(wanted) => drop(conditions::set(&mut status.conditions, wanted, work.observed.now)),
             None => drop(conditions::remove(&mut status.conditions, kind)),
         }

@@ -8,25 +8,28 @@ use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::base::net::Family;
 use crate::model::base::netmap::tailnet_range;
+use crate::model::controller::ingress::api_server::request_fault;
 use crate::model::controller::policy::annotations::dns_label;
 use crate::model::controller::workload::match_ports::MatchPortRange;
-use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
+use crate::model::controller::workload::objects::shape::RenderContext;
 
 /// Maximum length of a group's name: Pods have a label of the name and eleven bytes.
 const LONGEST_GROUP: usize = 52;
-/// Name reserved by the Tailscale operator.
-const RESERVED: &str = "kube-apiserver-auth-proxy";
 
 /// First fault of a group.
 pub(crate) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<String> {
     let name = &shape.owner.name;
-    if name == RESERVED {
-        return Some(format!("The name {RESERVED} is reserved for the Tailscale operator: give the ProxyGroup another name."));
+    if name == names::API_SERVER_ACCOUNT {
+        return Some(format!("The name {name} is reserved for the Tailscale operator: give the ProxyGroup another name."));
     }
     if name.len() > LONGEST_GROUP || !dns_label(name) {
         return Some(format!("The name must be a DNS label of at most {LONGEST_GROUP} characters: give the ProxyGroup another name."));
     }
-    if image_path(shape.image()).ends_with("k8s-proxy") {
+    if let Some(request) = shape.spec.api_server {
+        if let Some(fault) = request_fault(request, shape) {
+            return Some(fault);
+        }
+    } else if shape.is_k8s_proxy() {
         return Some("The image of spec.proxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
     }
     if let Some(fault) = shape.userspace_fault() {

@@ -50,6 +50,7 @@ pub(crate) fn spec<'a>(observed: &'a Observed, parent: Parent<'a>) -> WorkloadSp
         shares_account: None,
         standby: requests::requests(metadata, names::STANDBY),
         serves_on_pod: role == Role::Ingress && requests::requests(metadata, names::FORWARD_CLUSTER_TRAFFIC),
+        api_server: None,
         options: None,
     }
 }

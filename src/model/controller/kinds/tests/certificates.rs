@@ -39,6 +39,13 @@ pub(super) fn own(world: &mut World, secret: &str, from: i64, until: i64) {
     world.own_certificates.insert(secret.into(), UserCertificate::Leaf(Leaf { certificate, names: vec![format!("{secret}.example.com")] }));
 }
 
+/// Sets a user-provided certificate that is valid now, for these names.
+pub(super) fn own_for(world: &mut World, secret: &str, names: &[&str]) {
+    let certificate = Certificate { id: String::new(), from: day(-1), until: day(1_000) };
+    let names = names.iter().map(|&name| name.to_owned()).collect();
+    world.own_certificates.insert(secret.into(), UserCertificate::Leaf(Leaf { certificate, names }));
+}
+
 #[test]
 fn missing_certificates_are_named_in_the_group_condition() {
     let mut world = publishing(ingress());

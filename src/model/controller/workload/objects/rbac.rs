@@ -1,17 +1,22 @@
-//! `ServiceAccount` and rights of a workload's Pods: write their state and certificates, read their config, emit Events.
+//! `ServiceAccount` and rights of a workload's Pods: write their state and certificates, read their config, emit Events, impersonate clients of
+//! the Kubernetes API.
 //!
-//! Every rule has `resourceNames`; no Pod of ours may list the Secrets of the namespace. A terminating replica keeps its rights until it
-//! is gone.
+//! Every rule of a Role has `resourceNames`; no Pod of ours may list the Secrets of the namespace. A terminating replica keeps its rights
+//! until it is gone. Each group has an account of its own: a token of its Pods has no right of another group.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
-use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use crate::api::names;
+use crate::api::routes::ApiServerSite;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::objects::{Kind, Manifest, Owner};
+use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
+
+/// Entry of a list that permits every name.
+const EVERY_NAME: &str = "*";
 
 /// `ServiceAccount`, `Role` and `RoleBinding`, all with the workload's name.
 pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
@@ -19,8 +24,40 @@ pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
     let metadata = || owner.metadata(owner.name.clone(), None);
     let account = ServiceAccount { metadata: metadata(), ..ServiceAccount::default() };
     let role = Role { metadata: metadata(), rules: Some(rules(shape)) };
-    let binding = RoleBinding { metadata: metadata(), role_ref: role_ref("Role", &owner.name), subjects: Some(vec![subject(owner)]) };
+    // The first Pod of Tailyard takes over while others run as before.
+    let former = shape.has_former_pods.then(|| Subject { name: names::API_SERVER_ACCOUNT.to_owned(), ..subject(owner) });
+    let subjects = [subject(owner)].into_iter().chain(former).collect();
+    let binding = RoleBinding { metadata: metadata(), role_ref: role_ref("Role", &owner.name), subjects: Some(subjects) };
     [Manifest::of(Kind::ServiceAccount, &account), Manifest::of(Kind::Role, &role), Manifest::of(Kind::RoleBinding, &binding)]
+}
+
+/// `ClusterRole` by which the Pods of a group impersonate its clients, and its binding; `None` if they do not. The API server accepts the role
+/// only with rights that the reconciler itself has.
+pub fn impersonation(shape: &RenderContext<'_>) -> Option<[Manifest; 2]> {
+    let listed = shape.impersonation()?;
+    let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let rule = |group: &str, resources: Vec<String>, names: &[String]| PolicyRule {
+        api_groups: Some(list(&[group])),
+        resources: Some(resources),
+        verbs: list(&["impersonate"]),
+        resource_names: Some(names.to_vec()).filter(|names| !names.iter().any(|name| name == EVERY_NAME)),
+        ..PolicyRule::default()
+    };
+    let of = |resource: &str, names: &[String]| (!names.is_empty()).then(|| rule("", list(&[resource]), names));
+    let extra = ApiServerSite::EXTRA.map(|key| format!("userextras/{key}")).to_vec();
+    let extra = PolicyRule { resource_names: None, ..rule("authentication.k8s.io", extra, &[]) };
+    let rules = of("users", &listed.users).into_iter().chain(of("groups", &listed.groups)).chain([extra]);
+    let (owner, name) = (&shape.owner, names::impersonation(&shape.owner.name));
+    let metadata = || ObjectMeta { namespace: None, ..owner.metadata(name.clone(), None) };
+    let role = ClusterRole { metadata: metadata(), rules: Some(rules.collect()), ..ClusterRole::default() };
+    let (role_ref, subjects) = (role_ref("ClusterRole", &name), Some(vec![subject(owner)]));
+    let binding = ClusterRoleBinding { metadata: metadata(), role_ref, subjects };
+    Some([Manifest::of(Kind::ClusterRole, &role), Manifest::of(Kind::ClusterRoleBinding, &binding)])
+}
+
+/// The objects of [`impersonation`], in the order of deletion.
+pub fn impersonation_refs(owner: &Owner) -> [ObjectRef; 2] {
+    [Kind::ClusterRoleBinding, Kind::ClusterRole].map(|kind| ObjectRef::new(kind, "", names::impersonation(&owner.name)))
 }
 
 /// `RoleBinding` by which a group reads EndpointSlices of its backends in this namespace. An unused binding has no subjects: so the

@@ -29,6 +29,9 @@ pub struct ReplicaSecret {
     pub siblings: Option<Siblings>,
     /// Its device, if that was deleted at the control plane.
     pub deleted: Option<DeviceId>,
+    /// Config that the Tailscale operator wrote for the Pod that runs still, which exits without one. Tailyard does not build such a config yet:
+    /// here it would, for groups that run the Tailscale operator's image.
+    pub former: Option<ByteString>,
 }
 
 impl ReplicaSecret {
@@ -60,7 +63,8 @@ impl ReplicaSecret {
         let rules = self.targets.as_ref().map(|rules| (targets::KEY.to_owned(), ByteString(serde_json::to_vec(rules).unwrap_or_default())));
         let siblings =
             self.siblings.as_ref().map(|all| (siblings::KEY.to_owned(), ByteString(serde_json::to_vec(all).unwrap_or_default())));
-        let data = config.into_iter().chain(deleted).chain(rules).chain(siblings).collect();
+        let former = self.former.clone().map(|config| (names::K8S_PROXY_CONFIG_KEY.to_owned(), config));
+        let data = config.into_iter().chain(deleted).chain(rules).chain(siblings).chain(former).collect();
         Manifest { adopt, ..Manifest::of(Kind::Secret, &Secret { metadata, data: Some(data), ..Secret::default() }) }
     }
 }

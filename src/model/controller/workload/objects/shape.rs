@@ -10,13 +10,13 @@ use ipnet::IpNet;
 
 use crate::api::names;
 use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
-use crate::api::proxygroup::{Tailyard, TrafficDistribution};
+use crate::api::proxygroup::{Impersonation, Tailyard, TrafficDistribution};
 use crate::model::base::go_values::boolean;
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::role::RoleRow;
 use crate::model::controller::workload::settings::GroupSettings;
-use crate::model::controller::workload::spec::WorkloadSpec;
+use crate::model::controller::workload::spec::{ApiServerRequest, WorkloadSpec};
 use crate::model::plan::world::Single;
 
 /// Port of a replica's health checks, metrics and preStop hook.
@@ -63,6 +63,8 @@ pub struct RenderContext<'a> {
     pub certificates: BTreeSet<String>,
     /// Whether the Pods get the targets that the class adds.
     pub takes_allowed_targets: bool,
+    /// Whether Pods of the Tailscale operator's account for the Kubernetes API run still.
+    pub has_former_pods: bool,
 }
 
 impl<'a> RenderContext<'a> {
@@ -80,6 +82,7 @@ impl<'a> RenderContext<'a> {
             own_certificates: BTreeSet::new(),
             certificates: BTreeSet::new(),
             takes_allowed_targets: true,
+            has_former_pods: false,
         }
     }
 
@@ -111,6 +114,17 @@ impl<'a> RenderContext<'a> {
     /// Whether the image is the Tailscale operator's, which needs its config mounted and has no `/readyz`.
     pub fn stock(&self) -> bool {
         is_stock(self.image())
+    }
+
+    /// Whether the image is the Tailscale operator's for groups of type `kube-apiserver`.
+    pub fn is_k8s_proxy(&self) -> bool {
+        image_path(self.image()).ends_with("k8s-proxy")
+    }
+
+    /// Users and groups that the Pods impersonate; `None` if these are no part of a Kubernetes API in mode `auth`.
+    pub fn impersonation(&self) -> Option<&Impersonation> {
+        let request = self.spec.api_server.filter(ApiServerRequest::impersonates)?;
+        Some(request.impersonation.unwrap_or(&self.settings.impersonation))
     }
 
     /// Cluster addresses that the proxy of a Service serves, the Service's first family first. The Tailscale operator's image serves one.

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
@@ -72,9 +73,25 @@ pub struct ReplicaConfig {
     pub device: Option<DeviceRecord>,
     /// Its target policy.
     pub targets: Option<TargetRules>,
+    /// Config for the Tailscale operator's image of type kube-apiserver.
+    pub former: Option<ByteString>,
 }
 
+/// Variable by which that image finds its config.
+const FORMER_CONFIG: &str = "TS_K8S_PROXY_CONFIG";
+
 impl ObservedReplica {
+    /// Whether its Pod runs the Tailscale operator's image of type kube-apiserver.
+    pub fn has_former_pod(&self) -> bool {
+        let containers = self.pod.iter().filter_map(|pod| pod.spec.as_ref()).flat_map(|spec| &spec.containers);
+        containers.flat_map(|container| container.env.iter().flatten()).any(|variable| variable.name == FORMER_CONFIG)
+    }
+
+    /// Whether its Pod has this `ServiceAccount`.
+    pub fn has_account(&self, name: &str) -> bool {
+        self.pod.as_ref().and_then(|pod| pod.spec.as_ref()?.service_account_name.as_deref()) == Some(name)
+    }
+
     /// Whether its tailscaled advertises a name.
     pub fn advertises(&self, name: &str) -> bool {
         self.state.as_ref().is_some_and(|state| state.advertises.contains(name))
@@ -193,6 +210,7 @@ impl ReplicaConfig {
             is_new: annotation(names::NEW_REPLICA).is_some(),
             device: annotation(names::DEVICE).and_then(|text| serde_json::from_str(&text).ok()),
             targets: data(targets::KEY).map(|text| serde_json::from_slice(&text.0).unwrap_or_default()),
+            former: data(names::K8S_PROXY_CONFIG_KEY).cloned(),
         }
     }
 

@@ -1,0 +1,45 @@
+//! Reads the Kubernetes API that a group requests: names, port, certificates, and users that its clients may be.
+
+use std::collections::BTreeSet;
+
+use crate::api::proxygroup::Impersonation;
+use crate::api::routes::{ApiServerSite, Host, Listener, Site};
+use crate::model::controller::ingress::spec::ingress::{HTTP, HTTPS, SiteNames};
+use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, SpecContext};
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::workload::spec::ApiServerRequest;
+
+/// Prefix of users and groups to which Kubernetes itself gives rights.
+const SYSTEM: &str = "system:";
+
+/// The request as a site with these names.
+pub fn api_server(observed: &Observed, shape: &RenderContext<'_>, (request, hosts): (ApiServerRequest<'_>, &[String])) -> PublishSpec {
+    let (certificates, reserved) = (&observed.publish.certificates, &observed.publish.reserved);
+    let (namespace, now) = (&*shape.settings.namespace, observed.now);
+    let context = SpecContext { suffix: "", issues: false, device: None, services: &|_, _| None, namespace, certificates, reserved, now };
+    let (port, listener) = if request.is_http { (HTTP, Listener::Http) } else { (HTTPS, Listener::Https) };
+    let mut names = SiteNames::default();
+    for host in hosts.iter().filter(|_| !request.is_http) {
+        match request.certificate {
+            Some(secret) => names.of_its_own(host, secret, &context),
+            None => drop(names.served.insert(host.clone(), Host { secret: host.clone(), issue: true })),
+        }
+    }
+    let impersonation = shape.impersonation();
+    let permit_system = impersonation.map(permitted_system_names).unwrap_or_default();
+    let SiteNames { served: hosts, flaws, notes, warnings } = names;
+    let site = Site {
+        hosts,
+        listeners: [(port, listener)].into(),
+        api_server: Some(ApiServerSite { mode: request.mode.clone(), permit_system, send_extra: impersonation.is_some() }),
+        ..Site::default()
+    };
+    let (label, tags, ports) = (request.hostname.to_owned(), shape.spec.tags.to_vec(), vec![format!("tcp:{port}")]);
+    PublishSpec { label, tags, ports, target: PublishTarget::Site(site), notes, flaws, warnings }
+}
+
+/// Users and groups of Kubernetes itself that clients may be: `*` permits none of them.
+fn permitted_system_names(Impersonation { users, groups }: &Impersonation) -> BTreeSet<String> {
+    users.iter().chain(groups).filter(|name| name.starts_with(SYSTEM)).cloned().collect()
+}
