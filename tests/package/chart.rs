@@ -220,6 +220,32 @@ fn chart_rbac_equals_config_rbac() {
 }
 
 #[test]
+fn impersonation_is_granted_as_the_values_permit() {
+    const ROLE: &str = "ClusterRole -/tailyard-reconciler-impersonation";
+    let of = |flags: &[&str]| {
+        let objects = rendered_with(flags);
+        let env = &objects["Deployment tailscale/tailyard-reconciler"]["spec"]["template"]["spec"]["containers"][0]["env"];
+        let is_on = env.as_array().expect("a list").iter().any(|variable| variable["name"] == "TAILYARD_IMPERSONATE_USERS");
+        let rights: BTreeMap<_, _> = rights(objects).into_iter().filter(|(key, _)| key.ends_with("-impersonation")).collect();
+        assert_eq!(is_on, !rights.is_empty(), "{flags:?}");
+        rights
+    };
+    assert_eq!(of(&[]), BTreeMap::new());
+    assert_eq!(of(&["--set-string", "apiServerProxyConfig.allowImpersonation=false"]), BTreeMap::new());
+    assert_eq!(of(&["--set-string", "apiServerProxyConfig.allowImpersonation=true"]), config("impersonation.yaml", "tailscale"));
+    let masters = r#"apiServerProxyConfig.impersonation={"groups":["system:masters"]}"#;
+    let flags = ["--set-string", "apiServerProxyConfig.allowImpersonation=true", "--set-json", masters];
+    assert_eq!(of(&flags), config("impersonation.yaml", "tailscale"));
+    let env =
+        rendered_with(&flags)["Deployment tailscale/tailyard-reconciler"]["spec"]["template"]["spec"]["containers"][0]["env"].to_string();
+    assert!(env.contains(r#""*,system:masters""#), "{env}");
+    let listed = of(&["--set-json", r#"apiServerProxyConfig.impersonation={"users":["*"],"groups":["viewers","tag:ops"]}"#]);
+    let rules = &listed[ROLE]["rules"];
+    assert_eq!((&rules[1]["resources"][0], &rules[1]["resourceNames"]), (&"users".into(), &Value::Null));
+    assert_eq!((&rules[2]["resources"][0], &rules[2]["resourceNames"]), (&"groups".into(), &serde_json::json!(["viewers", "tag:ops"])));
+}
+
+#[test]
 fn chart_admission_policy_equals_config_rbac() {
     const VERSION: &str = "admissionregistration.k8s.io/v1";
     for namespace in ["tailscale", "elsewhere"] {

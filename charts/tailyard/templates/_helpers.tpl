@@ -65,6 +65,14 @@ subjects:
   verbs: [create, patch]
 {{- end }}
 
+{{/* Users or groups that ProxyGroups of type kube-apiserver may impersonate, separated by commas. */}}
+{{- define "tailyard.impersonated" -}}
+{{- $config := .values.apiServerProxyConfig | default dict -}}
+{{- $names := get ($config.impersonation | default dict) .resource | default list -}}
+{{- if eq (toString $config.allowImpersonation) "true" }}{{ $names = prepend $names "*" | uniq }}{{ end -}}
+{{- join "," $names -}}
+{{- end }}
+
 {{/* The port of the control plane's URL. */}}
 {{- define "tailyard.controlPort" -}}
 {{- $url := .Values.controlPlane.url -}}

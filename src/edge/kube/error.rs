@@ -240,6 +240,11 @@ impl KubeError {
 /// Hint for the repair, if the API's message has none.
 fn advice(call: &ApiCall, fault: &CallFault) -> String {
     match (fault.refusal(), fault) {
+        (Some(ApiRefusal::Forbidden), _) if matches!(call.kind, "ClusterRole" | "ClusterRoleBinding") => {
+            "; give the reconciler the rights that it grants (apiServerProxyConfig of the chart, config/rbac/impersonation.yaml), or list fewer \
+             users and groups in spec.tailyard.impersonation of the ProxyGroup"
+                .to_owned()
+        }
         (Some(ApiRefusal::Forbidden), _) => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),
         (Some(ApiRefusal::Unauthorized), _) => "; the Pod's token is not valid (any more), see its ServiceAccount".to_owned(),
         (Some(ApiRefusal::NotFound), _) => format!("; {} {}/{} must exist", call.kind, call.namespace, call.name),

@@ -126,6 +126,9 @@ fn reconciler_rights(namespace: &str, deployments: &[Value]) -> Vec<Right> {
     let watched = setting("TAILYARD_WATCH_NAMESPACES").split(',').map(str::trim).filter(|name| !name.is_empty());
     let mut rights = rights::reconciler(namespace, &watched.map(str::to_owned).collect::<Vec<_>>());
     rights.retain(|right| !right.failover() || setting("TAILYARD_FAILOVER") != "off");
+    if !setting("TAILYARD_IMPERSONATE_USERS").is_empty() {
+        rights.extend(rights::impersonation());
+    }
     rights
 }
 

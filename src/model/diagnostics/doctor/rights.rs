@@ -13,6 +13,7 @@ use crate::model::controller::workload::role::RoleConfig;
 const CLUSTER: &str = include_str!("../../../../config/rbac/cluster.yaml");
 const NAMESPACE: &str = include_str!("../../../../config/rbac/namespace.yaml");
 const WATCHED: &str = include_str!("../../../../config/rbac/watched.yaml");
+const IMPERSONATION: &str = include_str!("../../../../config/rbac/impersonation.yaml");
 const POLICY: &str = include_str!("../../../../config/rbac/policy.yaml");
 /// Role that is also bound in watched namespaces.
 const SERVICES: &str = "tailyard-reconciler-services";
@@ -90,6 +91,13 @@ pub fn reconciler(namespace: &str, watched: &[String]) -> Vec<Right> {
     rights
 }
 
+/// Permissions of a reconciler that grants impersonation. It may itself impersonate what its administrators choose.
+pub fn impersonation() -> Vec<Right> {
+    let mut rights = granted(IMPERSONATION, "", |_| true);
+    rights.retain(|right| right.verb != "impersonate");
+    rights
+}
+
 /// `ValidatingAdmissionPolicy` that restricts replicas; null if the file is malformed.
 pub fn policy() -> Value {
     let document = POLICY.split("\n---\n").next().unwrap_or_default();
@@ -152,7 +160,7 @@ mod tests {
 
     #[test]
     fn each_document_of_config_rbac_is_read() {
-        for (file, roles) in [(CLUSTER, 3), (NAMESPACE, 1), (WATCHED, 1)] {
+        for (file, roles) in [(CLUSTER, 3), (NAMESPACE, 1), (WATCHED, 1), (IMPERSONATION, 1)] {
             let documents: Vec<RoleDocument> = file.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("an object")).collect();
             assert_eq!(documents.iter().filter(|document| !document.rules.is_empty()).count(), roles);
             assert!(documents.iter().any(|document| document.metadata.name.starts_with("tailyard-reconciler")));
@@ -170,6 +178,15 @@ mod tests {
         let own = everywhere.iter().filter(|right| right.name == "tailyard-reconciler");
         let own: Vec<_> = own.map(|right| (right.resource.as_str(), right.subresource.as_str(), right.verb.as_str())).collect();
         assert_eq!(own, [("leases", "", "get"), ("leases", "", "patch"), ("serviceaccounts", "token", "create")]);
+    }
+
+    #[test]
+    fn impersonation_requires_rights_on_roles_and_no_particular_user() {
+        let text = "create/delete/get/list/patch/watch clusterrolebindings.rbac.authorization.k8s.io, \
+                    create/delete/get/list/patch/watch clusterroles.rbac.authorization.k8s.io";
+        let mut rights = impersonation();
+        rights.sort();
+        assert_eq!(text_of(&rights), text);
     }
 
     /// Permissions of the Pods of a golden file's `StatefulSet`s, by account.

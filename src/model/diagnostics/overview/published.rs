@@ -1,4 +1,4 @@
-//! Ingresses and Services that groups advertise: names in the tailnet, replicas that serve them, and ends of certificates.
+//! Ingresses, Services and the Kubernetes API that groups advertise: names in the tailnet, replicas that serve them, and ends of certificates.
 //!
 //! The config of a group says which objects it advertises. An object that no group advertises is shown if it requests that.
 
@@ -13,7 +13,9 @@ use serde::Serialize;
 use super::ingress_faults::reasons;
 use super::snapshot::{ClusterView, StatusPart, requests_ingress_group};
 use super::{UnhealthyCondition, name};
+use crate::api::condition::{API_SERVER_CONFIGURED, API_SERVER_VALID};
 use crate::api::names;
+use crate::api::proxygroup::ProxyGroup;
 use crate::api::routes::Origin;
 use crate::model::controller::ingress::advertise::{live, unapproved};
 use crate::model::controller::ingress::routes::mapped_routes;
@@ -28,8 +30,9 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PublishedOverview {
-    /// `Ingress` or `Service`.
+    /// `Ingress`, `Service`, or `ProxyGroup` for the Kubernetes API.
     pub kind: String,
+    /// Empty for a `ProxyGroup`.
     pub namespace: String,
     pub name: String,
     /// The group that advertises it, else the requested one.
@@ -119,7 +122,7 @@ pub(super) fn published(view: &ClusterView, records: &PublishedRecords<'_>) -> V
             row(view, parent, &publisher, record, fault.filter(|_| publisher.source == PublishSource::Ingress))
         })
     });
-    let mut rows: Vec<_> = rows.collect();
+    let mut rows: Vec<_> = rows.chain(view.groups.iter().filter_map(|group| api_server(view, records, group))).collect();
     rows.sort_by(|one, other| (&one.kind, &one.namespace, &one.name).cmp(&(&other.kind, &other.namespace, &other.name)));
     rows
 }
@@ -175,6 +178,31 @@ fn row(
         certificate_expires: certificate_expires(view, parent).map(|end| end.to_string()),
         last_error,
     }
+}
+
+/// The Kubernetes API of a group that publishes it. Of one that Tailyard has not written the replicas are not known.
+fn api_server(view: &ClusterView, records: &PublishedRecords<'_>, group: &ProxyGroup) -> Option<PublishedOverview> {
+    group.api_server_hostname()?;
+    let publisher = Publisher { source: PublishSource::ProxyGroup, namespace: String::new(), name: name(group).to_owned() };
+    let status = group.status.as_ref();
+    let shown = status.and_then(|status| Some(status.url.as_deref()?.split_once("://")?.1));
+    let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let own = |unwell: &UnhealthyCondition| [API_SERVER_VALID, API_SERVER_CONFIGURED].contains(&unwell.type_.as_str());
+    let unwell = UnhealthyCondition::of(conditions).into_iter().find(own);
+    let complete = [StatusPart::Pods, StatusPart::States, StatusPart::Configs].iter().all(|part| !view.gaps.contains_key(part));
+    let mut certificates = view.certificates.iter().filter(|(secret, _)| is_certificate_of(secret, &publisher));
+    let certificate = certificates.find(|(secret, _)| domain_of(secret) == shown);
+    Some(PublishedOverview {
+        kind: publisher.source.kind().to_owned(),
+        namespace: String::new(),
+        name: publisher.name.clone(),
+        group: Some(publisher.name.clone()),
+        tailnet: shown.map(str::to_owned),
+        ready: records.find(&publisher).map(|(_, ready)| ready).filter(|_| complete),
+        desired: group.spec.desired_replicas(),
+        certificate_expires: certificate.and_then(|(_, end)| *end).map(|end| end.to_string()),
+        last_error: unwell.map(|unwell| format!("{}: {}", unwell.reason, unwell.message)),
+    })
 }
 
 /// The first condition of a Service that is not true.

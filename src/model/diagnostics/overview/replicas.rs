@@ -124,13 +124,18 @@ fn holding(
     let Some(config) = config.filter(|_| is_read) else { return Holding::Unknown };
     match group.spec.type_ {
         ProxyGroupType::Egress => {}
-        ProxyGroupType::Ingress => {
+        ProxyGroupType::Ingress | ProxyGroupType::KubeApiServer => {
             let (pod, state) = (pod.cloned().map(Arc::new), state.cloned().map(Arc::new));
             let replica = ObservedReplica { pod, state, config: None };
-            let (advertised, configured) = published.advertised_by(name(group), &replica).unwrap_or_default();
+            let found = published.advertised_by(name(group), &replica);
+            if found.is_none() && group.spec.type_ == ProxyGroupType::KubeApiServer {
+                // The Tailscale operator has no such config.
+                return Holding::Unknown;
+            }
+            let (advertised, configured) = found.unwrap_or_default();
             return Holding::Advertised { advertised, configured };
         }
-        ProxyGroupType::KubeApiServer | ProxyGroupType::Other(_) => return Holding::Unknown,
+        ProxyGroupType::Other(_) => return Holding::Unknown,
     }
     let status = state.and_then(|state| state.egress.as_ref()).filter(|status| pod.is_some_and(|pod| is_from_pod(status, pod)));
     let named = status.is_some_and(|status| status.fingerprint.as_ref() == Some(&config.fingerprint));

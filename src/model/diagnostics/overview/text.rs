@@ -124,7 +124,8 @@ pub(super) fn standalone_row(proxy: &StandaloneOverview) -> Vec<String> {
 pub(super) fn published_row(object: &PublishedOverview) -> Vec<String> {
     let or = |text: &Option<String>| text.clone().unwrap_or_default();
     let ready = object.ready.map_or(UNKNOWN.to_owned(), |ready| ready.to_string());
-    let name = format!("{} {}/{}", object.kind, object.namespace, object.name);
+    let name = if object.namespace.is_empty() { object.name.clone() } else { format!("{}/{}", object.namespace, object.name) };
+    let name = format!("{} {name}", object.kind);
     let (ready, until) = (format!("{ready}/{}", object.desired), date(object.certificate_expires.as_deref()));
     vec![name, or(&object.group), or(&object.tailnet), ready, until, or(&object.last_error)]
 }

@@ -149,3 +149,38 @@ fn status_of_one_object_shows_it_and_the_group_that_serves_it() {
     assert_eq!(overview.pods().collect::<Vec<_>>(), ["ts-site-a3b85-0"]);
     golden("one_object.txt", &text(&overview, Width::Narrow));
 }
+
+#[test]
+fn kubernetes_api_of_a_group_has_a_row_of_its_own() {
+    let group = |name: &str| {
+        let unmet = condition("KubeAPIServerProxyConfigured", "False", "KubeAPIServerProxyNoBackends", "1/2 proxy backends");
+        json!({"metadata": {"name": name}, "spec": {"type": "kube-apiserver", "replicas": 2},
+            "status": {"url": format!("https://{name}.tail1234.ts.net"), "conditions": [unmet]}})
+    };
+    let of_group = |name: &str| {
+        let mut pod = replica(name, true);
+        pod["metadata"]["labels"][names::PARENT] = json!("kube");
+        pod
+    };
+    let pods = ["kube-0", "kube-1"].map(of_group);
+    let states = [advertising("kube-0", &json!(["svc:kube"]), &json!([])), advertising("kube-1", &json!([]), &json!([]))];
+    let mut view = view(&[group("kube"), group("theirs")], &pods, &states, &[]);
+    let data = [
+        ("serve-config.json", json!({"Services": {"svc:kube": {"TCP": {"443": {"HTTPS": true}}}}})),
+        ("tailyard-owners.json", json!({"svc:kube": {"kind": "ProxyGroup", "namespace": "", "name": "kube"}})),
+    ];
+    let data: serde_json::Map<_, _> = data.into_iter().map(|(key, value)| (key.to_owned(), base64(&value.to_string()))).collect();
+    view.take(StatusPart::Configs, std::iter::once(&json!({"metadata": {"name": "kube-ingress-config"}, "binaryData": data})));
+    let overview = Overview::of(&view, &RowSelection::Group("kube".to_owned()));
+    let rows: Vec<_> = overview.published.iter().map(super::super::text::published_row).collect();
+    let error = "KubeAPIServerProxyNoBackends: 1/2 proxy backends";
+    assert_eq!(rows, [["ProxyGroup kube", "kube", "kube.tail1234.ts.net", "1/2", "", error].map(str::to_owned)]);
+    let holding: Vec<_> = overview.replicas.iter().map(|replica| replica.config).collect();
+    assert_eq!(holding, [1, 0].map(|advertised| Holding::Advertised { advertised, configured: 1 }));
+    let all = Overview::of(&view, &RowSelection::All);
+    assert_eq!(
+        all.published.iter().map(|row| row.ready).collect::<Vec<_>>(),
+        [Some(1), None],
+        "of the Tailscale operator nothing is known"
+    );
+}
