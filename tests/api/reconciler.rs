@@ -2,6 +2,7 @@
 //! kubelet: the tests create Pods and write the replicas' state. The control plane is a stand-in.
 
 mod admission;
+mod api_server;
 mod change_log;
 mod changes;
 mod collisions;

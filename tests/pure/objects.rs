@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
+use tailyard::api::proxygroup::{Impersonation, ProxyGroupType};
 use tailyard::model::controller::key::WorkloadKey;
 use tailyard::model::controller::kinds::pass;
 use tailyard::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
@@ -144,7 +145,7 @@ fn applied_objects_match_golden_files() {
         .map(|(name, spec, class)| (name, observed(spec, class)))
         .chain(publishing())
         .chain(standalone())
-        .chain([standalone_ingress()])
+        .chain([standalone_ingress(), api_server()])
     {
         let mut observed = observed;
         let mut applied = with_configs(pass(&observed));
@@ -235,6 +236,22 @@ fn publishing() -> [(&'static str, Observed); 2] {
         observed.settings = Arc::new(GroupSettings { cluster: ServiceOwner { id: "here".into(), ..ServiceOwner::default() }, ..settings });
         (name, observed)
     })
+}
+
+/// A group that publishes the Kubernetes API, of which one replica has joined.
+fn api_server() -> (&'static str, Observed) {
+    let listed = json!({"impersonation": {"users": ["*"], "groups": ["viewers", "system:masters"]}});
+    let mut observed = observed(json!({"type": "kube-apiserver", "kubeAPIServer": {"hostname": "kube"}, "tailyard": listed}), None);
+    observed.services = OrdMap::new();
+    let record = json!({"id": "n1", "domain": "tail1234.ts.net", "name": "pg-0.tail1234.ts.net", "addresses": ["100.64.0.1"]});
+    let device: DeviceRecord = serde_json::from_value(record).expect("a record");
+    let config = Arc::new(ReplicaConfig { device: Some(device), ..ReplicaConfig::default() });
+    observed.replicas = BTreeMap::from([(0, ObservedReplica { config: Some(config), ..ObservedReplica::default() })]);
+    observed.publish.listed = Some(Arc::new(ServiceList { at: observed.now, ..ServiceList::default() }));
+    let all = Impersonation { users: vec!["*".to_owned()], groups: vec!["*".to_owned()] };
+    let settings = GroupSettings { impersonation: all, types: vec![ProxyGroupType::KubeApiServer], ..(*observed.settings).clone() };
+    observed.settings = Arc::new(settings);
+    ("api-server", observed)
 }
 
 /// Standalone Services: each mode.

@@ -1,0 +1,119 @@
+//! ProxyGroups of type kube-apiserver: rights that the API server lets the reconciler grant, and the published name.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use tailyard::api::proxygroup::ProxyGroup;
+
+use kit::apiserver::{DEADLINE, NAMESPACE};
+use kit::hosted::DOMAIN;
+use kit::reconciler::{Stage, stage};
+use kit::wait::{eventually_async, until_async};
+
+const FLAGS: [&str; 6] =
+    ["--impersonate-users", "*", "--impersonate-groups", "viewers", "--proxy-group-types", "egress,ingress,kube-apiserver"];
+const OWN: &str = "tailyard-impersonation-kube";
+
+/// Limits what the reconciler may impersonate, and so what it may grant.
+async fn limit(stage: &Stage, users: &[&str], groups: &[&str]) {
+    let api = stage.all::<ClusterRole>();
+    let mut role = api.get("tailyard-reconciler-impersonation").await.expect("a role");
+    for rule in role.rules.iter_mut().flatten() {
+        let is_of = |name: &str| rule.resources.as_ref().is_some_and(|all| all.iter().any(|resource| resource == name));
+        let names = if is_of("users") { users } else { groups };
+        if is_of("users") || is_of("groups") {
+            rule.resource_names = Some(names.iter().map(|name| (*name).to_owned()).collect());
+        }
+    }
+    api.replace("tailyard-reconciler-impersonation", &PostParams::default(), &role).await.expect("changed");
+}
+
+/// Whether the account of the group's Pods may impersonate this.
+async fn may(stage: &Stage, mut what: Value) -> bool {
+    what["verb"] = json!("impersonate");
+    let user = format!("system:serviceaccount:{NAMESPACE}:kube");
+    let review: SubjectAccessReview =
+        serde_json::from_value(json!({"spec": {"user": user, "resourceAttributes": what}})).expect("a review");
+    let answer = stage.all::<SubjectAccessReview>().create(&PostParams::default(), &review).await.expect("an answer");
+    answer.status.is_some_and(|status| status.allowed)
+}
+
+async fn url(stage: &Stage) -> Option<String> {
+    stage.all::<ProxyGroup>().get_opt("kube").await.ok().flatten()?.status?.url
+}
+
+#[test]
+fn group_gets_the_rights_that_it_lists_and_none_that_the_reconciler_lacks() {
+    stage(async |stage| {
+        stage.grant("impersonation.yaml", "").await;
+        limit(&stage, &["a@example.com", "b@example.com"], &["viewers"]).await;
+        let _running = stage.reconciler_with("one", 9100, &FLAGS);
+        stage.group_of("kube", json!({"type": "kube-apiserver", "replicas": 1})).await;
+        let reported = async || stage.ready("kube").await;
+        let refused = |text: &String| text.contains("ProxyGroupCreationFailed") && text.contains("not currently held");
+        let text = eventually_async("all users are refused", DEADLINE, reported, refused).await;
+        assert!(text.contains("spec.tailyard.impersonation"), "{text}");
+        assert!(stage.here::<StatefulSet>().get_opt("kube").await.expect("an answer").is_none(), "no Pods without rights");
+
+        let listed = json!({"users": ["a@example.com"], "groups": ["viewers"]});
+        stage.group_of("kube", json!({"type": "kube-apiserver", "replicas": 1, "tailyard": {"impersonation": listed}})).await;
+        let has_pods = async || stage.here::<StatefulSet>().get_opt("kube").await.ok().flatten().is_some();
+        until_async("Pods", DEADLINE, has_pods).await;
+        let core = |resource: &str, name: &str| json!({"resource": resource, "name": name});
+        let extra = |key: &str| json!({"group": "authentication.k8s.io", "resource": "userextras", "subresource": key, "name": "x"});
+        for (what, allowed) in [
+            (core("users", "a@example.com"), true),
+            (core("users", "b@example.com"), false),
+            (core("groups", "viewers"), true),
+            (core("groups", "system:masters"), false),
+            (core("serviceaccounts", "default"), false),
+            (extra("tailyard.io/node"), true),
+            (extra("scopes"), false),
+        ] {
+            assert_eq!(may(&stage, what.clone()).await, allowed, "{what}");
+        }
+
+        stage.member("kube", 0).await;
+        let dns = format!("kube.{DOMAIN}");
+        stage.certify(&dns).await;
+        let advertised = async || {
+            stage.advertise("kube", 1).await;
+            url(&stage).await
+        };
+        let shown = eventually_async("its URL", DEADLINE, advertised, Option::is_some).await;
+        assert_eq!(shown, Some(format!("https://{dns}")));
+        eventually_async("ready", DEADLINE, reported, |text| text.starts_with("True")).await;
+        let vip = stage.hosted.vips()["svc:kube"].clone();
+        let owners = vip["annotations"]["tailscale.com/owner-references"].as_str().expect("owners");
+        assert!(owners.contains(r#""resource":{"kind":"ProxyGroup","name":"kube""#), "{owners}");
+
+        stage.group_of("kube", json!({"type": "kube-apiserver", "replicas": 1, "kubeAPIServer": {"mode": "noauth"}})).await;
+        stage.gone(&stage.all::<ClusterRoleBinding>(), OWN).await;
+        stage.gone(&stage.all::<ClusterRole>(), OWN).await;
+    });
+}
+
+#[test]
+fn group_in_mode_noauth_needs_no_right() {
+    stage(async |stage| {
+        let _running = stage.reconciler_with("one", 9100, &["--proxy-group-types", "kube-apiserver"]);
+        stage.group_of("kube", json!({"type": "kube-apiserver", "replicas": 1, "kubeAPIServer": {"mode": "noauth"}})).await;
+        stage.member("kube", 0).await;
+        stage.certify(&format!("kube.{DOMAIN}")).await;
+        let advertised = async || {
+            stage.advertise("kube", 1).await;
+            url(&stage).await
+        };
+        eventually_async("its URL", DEADLINE, advertised, Option::is_some).await;
+        stage.group_of("kube", json!({"type": "kube-apiserver", "replicas": 1})).await;
+        let reported = async || stage.ready("kube").await;
+        eventually_async("mode auth is refused", DEADLINE, reported, |text| text.contains("apiServerProxyConfig.allowImpersonation")).await;
+        assert_eq!(
+            stage.published("kube", "tailyard-routes.json").await["svc:kube"]["apiServer"]["mode"],
+            "noauth",
+            "the last valid config"
+        );
+    });
+}
