@@ -1,5 +1,6 @@
 //! PURE: decisions as values. No tokio, no clock, no environment, no files, no sockets, no logging.
 
+pub mod api_server;
 pub mod base;
 pub mod config;
 pub mod controller;

@@ -25,6 +25,9 @@ pub struct WhoIs {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct WhoIsNode {
+    /// Full name with a trailing dot, e.g. `laptop.tail.ts.net.`.
+    #[serde(deserialize_with = "nullable")]
+    pub name: String,
     /// Tags; empty for a node of a user.
     #[serde(deserialize_with = "nullable")]
     pub tags: Vec<String>,

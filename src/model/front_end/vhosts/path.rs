@@ -94,13 +94,18 @@ fn unescaped(part: &str) -> Cow<'_, str> {
     if !part.contains('%') {
         return Cow::Borrowed(part);
     }
-    let mut bytes = Vec::with_capacity(part.len());
-    let mut rest = part.as_bytes();
+    String::from_utf8(percent_decoded(part, Some(b'/'))).map_or(Cow::Borrowed(part), Cow::Owned)
+}
+
+/// Decodes escapes, except malformed ones and those of this byte.
+pub fn percent_decoded(text: &str, except: Option<u8>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
         let escaped =
             (*first == b'%').then(|| after.first_chunk::<2>()).flatten().and_then(|[high, low]| Some(hex(*high)? << 4 | hex(*low)?));
         match escaped {
-            Some(byte) if byte != b'/' => {
+            Some(byte) if except != Some(byte) => {
                 bytes.push(byte);
                 rest = &after[2..];
             }
@@ -110,7 +115,7 @@ fn unescaped(part: &str) -> Cow<'_, str> {
             }
         }
     }
-    String::from_utf8(bytes).map_or(Cow::Borrowed(part), Cow::Owned)
+    bytes
 }
 
 fn hex(digit: u8) -> Option<u8> {

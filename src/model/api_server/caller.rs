@@ -1,0 +1,150 @@
+//! A client of the API server: its identity in the tailnet as impersonation headers, and its right to open sessions.
+//!
+//! The identity is tailscaled's WhoIs answer about the connection's address, and nothing else. In mode `auth` every header by which a client
+//! could name another user, or use credentials of its own, is removed.
+
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL, TRAILER};
+
+use crate::api::whois::WhoIs;
+use crate::model::front_end::vhosts::headers::{self, RequestInfo};
+
+use super::ApiRoute;
+use super::grants::{Grants, MAX_GROUPS};
+use super::refusal::ApiServerRefusal;
+use super::subject::{SubjectError, SubjectName};
+
+const USER: HeaderName = HeaderName::from_static("impersonate-user");
+const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
+/// Extra values of the user, for the API server's audit log. A key's slash is escaped.
+const NODE: HeaderName = HeaderName::from_static("impersonate-extra-tailyard.io%2fnode");
+const ADDRESS: HeaderName = HeaderName::from_static("impersonate-extra-tailyard.io%2faddress");
+const LOGIN: HeaderName = HeaderName::from_static("impersonate-extra-tailyard.io%2flogin");
+
+/// Prefix of `WebSocket` protocols that carry a bearer token.
+const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// How the API server sees clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallerPolicy {
+    /// Mode `auth`: requests impersonate their client. Without it, mode `noauth`, they have its own credentials.
+    pub impersonates: bool,
+    /// Whether users and groups of Kubernetes itself (`system:`) may be impersonated.
+    pub permits_system: bool,
+    /// Whether node, address and login are sent, which the proxy's role must permit.
+    pub sends_extra: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// Impersonation headers; `None` in mode `noauth`.
+    identity: Option<HeaderMap>,
+    grants: Grants,
+}
+
+impl Caller {
+    /// Reads WhoIs of the client's address.
+    pub fn of(whois: &WhoIs, address: IpAddr, policy: CallerPolicy) -> Result<Self, ApiServerRefusal> {
+        let grants = Grants::read(&whois.cap_map)?;
+        let identity = policy.impersonates.then(|| impersonation(whois, address, &grants, policy)).transpose()?;
+        Ok(Self { identity, grants })
+    }
+
+    /// Decides whether a request may pass: under an enforced recorder no session does, as there is no recording yet.
+    pub fn permit(&self, route: &ApiRoute) -> Result<(), ApiServerRefusal> {
+        if !self.grants.enforces_recorder {
+            return Ok(());
+        }
+        if self.grants.reports_requests {
+            return Err(ApiServerRefusal::Unreported);
+        }
+        if route.may_open_session { Err(ApiServerRefusal::Unrecorded) } else { Ok(()) }
+    }
+
+    /// Converts a request's headers into those for the API server. Identity is added after the headers that `Connection` names are removed.
+    pub fn forward(&self, headers: &mut HeaderMap, about: RequestInfo<'_>) {
+        headers::end_to_end(headers);
+        headers::forward(headers, RequestInfo { identity: None, app_caps: &[], ..about });
+        headers.remove(TRAILER);
+        remove(headers, is_remote_user);
+        let Some(identity) = &self.identity else { return };
+        remove(headers, is_credential);
+        remove_token_protocols(headers);
+        for (name, value) in identity {
+            headers.append(name, value.clone());
+        }
+    }
+}
+
+/// Removes forbidden fields from a request's trailers. They name no user in either mode.
+pub fn trailers(trailers: &mut HeaderMap) {
+    headers::trailers(trailers);
+    remove(trailers, |name| is_remote_user(name) || is_credential(name));
+}
+
+/// Impersonation headers of a client. A tagged node without granted groups has its tags as groups.
+fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, policy: CallerPolicy) -> Result<HeaderMap, ApiServerRefusal> {
+    let (node, tags, login) = (whois.node.name.trim_end_matches('.'), &whois.node.tags, whois.user_profile.login_name.as_str());
+    let permitted = |name: SubjectName| -> Result<HeaderValue, SubjectError> {
+        Ok(if policy.permits_system { name } else { name.without_system()? }.into_value())
+    };
+    let user = if tags.is_empty() { login } else { node };
+    if user.is_empty() {
+        return Err(ApiServerRefusal::Nameless);
+    }
+    let mut headers = HeaderMap::new();
+    headers.insert(USER, permitted(SubjectName::read(user)?)?);
+    for group in &grants.groups {
+        headers.append(GROUP, permitted(group.clone())?);
+    }
+    for tag in tags.iter().take(if grants.groups.is_empty() { MAX_GROUPS } else { 0 }) {
+        headers.append(GROUP, permitted(SubjectName::read(tag)?)?);
+    }
+    if policy.sends_extra {
+        let extra = [(NODE, node), (ADDRESS, &address.to_string()), (LOGIN, if tags.is_empty() { login } else { "" })];
+        for (name, value) in extra.into_iter().filter(|(_, value)| !value.is_empty()) {
+            headers.insert(name, SubjectName::read(value)?.into_value());
+        }
+    }
+    Ok(headers)
+}
+
+fn remove(headers: &mut HeaderMap, is_claim: impl Fn(&HeaderName) -> bool) {
+    let claims: Vec<HeaderName> = headers.keys().filter(|name| is_claim(name)).cloned().collect();
+    for name in claims {
+        headers.remove(name);
+    }
+}
+
+/// Whether a front proxy names a user in this header (`X-Remote-User`, `-Group`, `-Uid`, `-Extra-…`), with any separators.
+fn is_remote_user(name: &HeaderName) -> bool {
+    let mut words = words(name);
+    words.next() == Some("x") && words.next().is_some_and(|word| word.starts_with("remote"))
+}
+
+/// Whether a header names a user or has credentials, with any separators.
+fn is_credential(name: &HeaderName) -> bool {
+    *name == AUTHORIZATION || words(name).next().is_some_and(|word| word.starts_with("impersonate") || word == "authorization")
+}
+
+fn words(name: &HeaderName) -> impl Iterator<Item = &str> {
+    name.as_str().split(|char: char| !char.is_ascii_alphanumeric()).filter(|word| !word.is_empty())
+}
+
+/// Removes bearer tokens among `WebSocket` protocols, which the API server accepts in place of `Authorization`.
+fn remove_token_protocols(headers: &mut HeaderMap) {
+    if !headers.contains_key(SEC_WEBSOCKET_PROTOCOL) {
+        return;
+    }
+    let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let protocols = values.flat_map(|value| value.split(',')).map(str::trim);
+    let others: Vec<&str> = protocols.filter(|protocol| !protocol.to_ascii_lowercase().starts_with(TOKEN_PROTOCOL)).collect();
+    let joined = HeaderValue::from_str(&others.join(", ")).ok().filter(|joined| !joined.is_empty());
+    headers.remove(SEC_WEBSOCKET_PROTOCOL);
+    headers.extend(joined.map(|joined| (SEC_WEBSOCKET_PROTOCOL, joined)));
+}
+
+#[cfg(test)]
+mod tests;

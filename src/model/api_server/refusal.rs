@@ -1,0 +1,41 @@
+//! Refusals of requests by the API server proxy itself.
+
+use http::StatusCode;
+
+use super::framing::FramingError;
+use super::grants::GrantsError;
+use super::subject::SubjectError;
+
+/// Why a request is not sent to the API server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApiServerRefusal {
+    #[error(transparent)]
+    Framing(#[from] FramingError),
+    #[error("the client's address is unknown in the tailnet")]
+    UnknownClient,
+    #[error("cannot identify the client: tailscaled did not answer; try again")]
+    Unidentified,
+    #[error("the client has neither a user nor a name in the tailnet")]
+    Nameless,
+    #[error(transparent)]
+    Grants(#[from] GrantsError),
+    #[error(transparent)]
+    Subject(#[from] SubjectError),
+    #[error("the session cannot be recorded: the grant enforces a recorder, and this proxy has no recording; remove enforceRecorder")]
+    Unrecorded,
+    #[error("the request cannot be reported: the grant enforces events, and this proxy has none; remove enforceRecorder or enableEvents")]
+    Unreported,
+}
+
+impl ApiServerRefusal {
+    /// Status code of the response, whose message is the refusal's text.
+    pub fn code(&self) -> StatusCode {
+        match self {
+            Self::Framing(FramingError::Method) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Framing(_) => StatusCode::BAD_REQUEST,
+            Self::UnknownClient => StatusCode::UNAUTHORIZED,
+            Self::Unidentified => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Nameless | Self::Grants(_) | Self::Subject(_) | Self::Unrecorded | Self::Unreported => StatusCode::FORBIDDEN,
+        }
+    }
+}
