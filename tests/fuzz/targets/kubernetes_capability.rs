@@ -1,0 +1,35 @@
+//! Arbitrary JSON as a WhoIs response, and as rules of the capability for Kubernetes: no panic, void grants name the capability, groups are
+//! unique, and no group of Kubernetes itself is impersonated without the setting.
+#![no_main]
+
+use std::net::IpAddr;
+
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+use tailyard::api::whois::WhoIs;
+use tailyard::model::api_server::caller::{Caller, CallerPolicy};
+use tailyard::model::api_server::grants::Grants;
+
+const CAPABILITY: &str = "tailscale.com/cap/kubernetes";
+
+fuzz_target!(|data: &[u8]| {
+    let mut whois = serde_json::from_slice::<WhoIs>(data).unwrap_or_default();
+    if let Ok(rules) = serde_json::from_slice::<Vec<Value>>(data) {
+        whois.user_profile.login_name = "alice@example.com".to_owned();
+        whois.cap_map.insert(CAPABILITY.to_owned(), rules);
+    }
+    let policy = CallerPolicy { impersonates: true, permits_system: false, sends_extra: true };
+    let caller = |policy| Caller::of(&whois, IpAddr::from([100, 64, 0, 9]), policy);
+    match Grants::read(&whois.cap_map) {
+        Ok(grants) => {
+            assert!(grants.groups.iter().enumerate().all(|(index, group)| !grants.groups[..index].contains(group)));
+            let has_system = grants.groups.iter().any(|group| group.clone().without_system().is_err());
+            assert!(!has_system || caller(policy).is_err());
+            assert!(caller(CallerPolicy { impersonates: false, ..policy }).is_ok());
+        }
+        Err(error) => {
+            assert!(error.to_string().contains(CAPABILITY));
+            assert_eq!(caller(policy), Err(error.into()));
+        }
+    }
+});
