@@ -19,6 +19,8 @@ pub mod refusal;
 pub mod request_info;
 pub mod status;
 pub mod subject;
+pub mod upstream;
+pub mod web_page;
 
 /// Protocols to which connections may be upgraded. Other upgrades, e.g. to `h2c`, are ignored.
 pub const UPGRADES: &str = "websocket,spdy/3.1";

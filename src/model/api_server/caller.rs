@@ -3,11 +3,14 @@
 //! The identity is tailscaled's WhoIs answer about the connection's address, and nothing else. In mode `auth` every header by which a client
 //! could name another user, or use credentials of its own, is removed.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL, TRAILER};
 
+use crate::api::proxygroup::ApiServerMode;
+use crate::api::routes::ApiServerSite;
 use crate::api::whois::WhoIs;
 use crate::model::front_end::vhosts::headers::{self, RequestInfo};
 
@@ -26,17 +29,6 @@ const LOGIN: HeaderName = HeaderName::from_static("impersonate-extra-tailyard.io
 /// Prefix of `WebSocket` protocols that carry a bearer token.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// How the API server sees clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CallerPolicy {
-    /// Mode `auth`: requests impersonate their client. Without it, mode `noauth`, they have its own credentials.
-    pub impersonates: bool,
-    /// Whether users and groups of Kubernetes itself (`system:`) may be impersonated.
-    pub permits_system: bool,
-    /// Whether node, address and login are sent, which the proxy's role must permit.
-    pub sends_extra: bool,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
     /// Impersonation headers; `None` in mode `noauth`.
@@ -46,10 +38,25 @@ pub struct Caller {
 
 impl Caller {
     /// Reads WhoIs of the client's address.
-    pub fn of(whois: &WhoIs, address: IpAddr, policy: CallerPolicy) -> Result<Self, ApiServerRefusal> {
+    pub fn of(whois: &WhoIs, address: IpAddr, site: &ApiServerSite) -> Result<Self, ApiServerRefusal> {
         let grants = Grants::read(&whois.cap_map)?;
-        let identity = policy.impersonates.then(|| impersonation(whois, address, &grants, policy)).transpose()?;
+        let identity = impersonates(site).then(|| impersonation(whois, address, &grants, site)).transpose()?;
         Ok(Self { identity, grants })
+    }
+
+    /// Whether a later lookup of the client takes no right away, so that its streams may continue.
+    pub fn is_within(&self, later: &Self) -> bool {
+        let values = |caller: &Self, name: &HeaderName| -> BTreeSet<HeaderValue> {
+            caller.identity.iter().flat_map(|identity| identity.get_all(name)).cloned().collect()
+        };
+        values(self, &USER) == values(later, &USER)
+            && values(self, &GROUP).is_subset(&values(later, &GROUP))
+            && (self.grants.enforces_recorder || !later.grants.enforces_recorder)
+    }
+
+    /// Name of the impersonated user; `None` in mode `noauth`.
+    pub fn user(&self) -> Option<&str> {
+        self.identity.as_ref()?.get(USER)?.to_str().ok()
     }
 
     /// Decides whether a request may pass: under an enforced recorder no session does, as there is no recording yet.
@@ -78,6 +85,11 @@ impl Caller {
     }
 }
 
+/// Whether requests have the proxy's credentials and their client's identity, or those of the client.
+pub fn impersonates(site: &ApiServerSite) -> bool {
+    site.mode != ApiServerMode::NoAuth
+}
+
 /// Removes forbidden fields from a request's trailers. They name no user in either mode.
 pub fn trailers(trailers: &mut HeaderMap) {
     headers::trailers(trailers);
@@ -85,11 +97,9 @@ pub fn trailers(trailers: &mut HeaderMap) {
 }
 
 /// Impersonation headers of a client. A tagged node without granted groups has its tags as groups.
-fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, policy: CallerPolicy) -> Result<HeaderMap, ApiServerRefusal> {
+fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, site: &ApiServerSite) -> Result<HeaderMap, ApiServerRefusal> {
     let (node, tags, login) = (whois.node.name.trim_end_matches('.'), &whois.node.tags, whois.user_profile.login_name.as_str());
-    let permitted = |name: SubjectName| -> Result<HeaderValue, SubjectError> {
-        Ok(if policy.permits_system { name } else { name.without_system()? }.into_value())
-    };
+    let permitted = |name: SubjectName| Ok::<_, SubjectError>(name.permitted(&site.permit_system)?.into_value());
     let user = if tags.is_empty() { login } else { node };
     if user.is_empty() {
         return Err(ApiServerRefusal::Nameless);
@@ -102,7 +112,7 @@ fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, policy: Caller
     for tag in tags.iter().take(if grants.groups.is_empty() { MAX_GROUPS } else { 0 }) {
         headers.append(GROUP, permitted(SubjectName::read(tag)?)?);
     }
-    if policy.sends_extra {
+    if site.send_extra {
         let extra = [(NODE, node), (ADDRESS, &address.to_string()), (LOGIN, if tags.is_empty() { login } else { "" })];
         for (name, value) in extra.into_iter().filter(|(_, value)| !value.is_empty()) {
             headers.insert(name, SubjectName::read(value)?.into_value());

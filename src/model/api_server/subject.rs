@@ -3,6 +3,8 @@
 //! The API server trims a header's value: a name with spaces at its ends would be another one. Such names, and those with control
 //! characters, are invalid.
 
+use std::collections::BTreeSet;
+
 use http::HeaderValue;
 
 /// Maximum bytes of a name: those of a host name are 253.
@@ -11,6 +13,8 @@ const MAX_BYTES: usize = 256;
 const MAX_SHOWN: usize = 64;
 /// Prefix of the users and groups to which Kubernetes itself gives rights, such as `system:masters`.
 const SYSTEM: &str = "system:";
+/// Permits every name of Kubernetes itself.
+const ANY: &str = "*";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubjectName(HeaderValue);
@@ -30,10 +34,11 @@ impl SubjectName {
         value.map(Self).ok_or_else(|| SubjectError::Invalid(shown(text)))
     }
 
-    /// The name, unless it is one of Kubernetes itself.
-    pub fn without_system(self) -> Result<Self, SubjectError> {
+    /// The name, unless it is one of Kubernetes itself that is not in this list; `*` permits all of them.
+    pub fn permitted(self, system: &BTreeSet<String>) -> Result<Self, SubjectError> {
         let text = String::from_utf8_lossy(self.0.as_bytes());
-        if text.starts_with(SYSTEM) { Err(SubjectError::System(shown(&text))) } else { Ok(self) }
+        let is_permitted = !text.starts_with(SYSTEM) || system.contains(ANY) || system.contains(&*text);
+        if is_permitted { Ok(self) } else { Err(SubjectError::System(shown(&text))) }
     }
 
     pub fn into_value(self) -> HeaderValue {
@@ -74,13 +79,28 @@ mod tests {
 
     #[test]
     fn names_of_kubernetes_itself_have_its_prefix() {
-        let read = |name: &str| SubjectName::read(name).and_then(SubjectName::without_system);
+        let read = |name: &str| SubjectName::read(name)?.permitted(&BTreeSet::new());
         for name in ["system:masters", "system:", "system:serviceaccount:kube-system:x", "system:anonymous"] {
             assert_eq!(read(name), Err(SubjectError::System(name.to_owned())));
         }
         for name in ["systems", "system", "team:system:masters", "tag:system"] {
             assert!(read(name).is_ok(), "{name}");
         }
+    }
+
+    #[test]
+    fn names_of_kubernetes_itself_are_permitted_by_their_exact_name_or_all() {
+        let read = |name: &str, list: &[&str]| {
+            let list = list.iter().map(|name| (*name).to_owned()).collect();
+            SubjectName::read(name).and_then(|subject| subject.permitted(&list)).is_ok()
+        };
+        let list = ["system:masters", "system:nodes"];
+        for (name, is_listed) in [("system:masters", true), ("system:nodes", true), ("system:master", false), ("system:masters:x", false)] {
+            assert_eq!(read(name, &list), is_listed, "{name}");
+            assert!(read(name, &["*"]), "{name}");
+            assert!(!read(name, &["system:*", "system:", "SYSTEM:MASTERS", "*:masters"]), "{name}");
+        }
+        assert!(read("dev", &list) && read("*", &[]));
     }
 
     #[test]

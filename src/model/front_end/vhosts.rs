@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::api::routes::{Backend, Host, Listener};
+use crate::api::routes::{ApiServerSite, Backend, Host, Listener};
 
 pub mod headers;
 pub mod identity;
@@ -32,6 +32,8 @@ pub struct Vhost {
     pub listeners: BTreeMap<u16, Listener>,
     /// Routes, most specific first.
     pub routes: Vec<VhostRoute>,
+    /// The upstream of all paths is the Kubernetes API server, as the backend of the only route.
+    pub api_server: Option<Arc<ApiServerSite>>,
     /// Whether it is reachable from the internet (Funnel).
     pub funnel: bool,
 }

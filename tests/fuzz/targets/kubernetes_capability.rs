@@ -2,12 +2,15 @@
 //! unique, and no group of Kubernetes itself is impersonated without the setting.
 #![no_main]
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
+use tailyard::api::proxygroup::ApiServerMode;
+use tailyard::api::routes::ApiServerSite;
 use tailyard::api::whois::WhoIs;
-use tailyard::model::api_server::caller::{Caller, CallerPolicy};
+use tailyard::model::api_server::caller::Caller;
 use tailyard::model::api_server::grants::Grants;
 
 const CAPABILITY: &str = "tailscale.com/cap/kubernetes";
@@ -18,18 +21,20 @@ fuzz_target!(|data: &[u8]| {
         whois.user_profile.login_name = "alice@example.com".to_owned();
         whois.cap_map.insert(CAPABILITY.to_owned(), rules);
     }
-    let policy = CallerPolicy { impersonates: true, permits_system: false, sends_extra: true };
-    let caller = |policy| Caller::of(&whois, IpAddr::from([100, 64, 0, 9]), policy);
+    let caller = |mode| {
+        let site = ApiServerSite { mode, send_extra: true, ..ApiServerSite::default() };
+        Caller::of(&whois, IpAddr::from([100, 64, 0, 9]), &site)
+    };
     match Grants::read(&whois.cap_map) {
         Ok(grants) => {
             assert!(grants.groups.iter().enumerate().all(|(index, group)| !grants.groups[..index].contains(group)));
-            let has_system = grants.groups.iter().any(|group| group.clone().without_system().is_err());
-            assert!(!has_system || caller(policy).is_err());
-            assert!(caller(CallerPolicy { impersonates: false, ..policy }).is_ok());
+            let has_system = grants.groups.iter().any(|group| group.clone().permitted(&BTreeSet::new()).is_err());
+            assert!(!has_system || caller(ApiServerMode::Auth).is_err());
+            assert!(caller(ApiServerMode::NoAuth).is_ok());
         }
         Err(error) => {
             assert!(error.to_string().contains(CAPABILITY));
-            assert_eq!(caller(policy), Err(error.into()));
+            assert_eq!(caller(ApiServerMode::Auth), Err(error.into()));
         }
     }
 });

@@ -9,8 +9,8 @@ use crate::model::api_server::route;
 
 use super::*;
 
-const AUTH: CallerPolicy = CallerPolicy { impersonates: true, permits_system: false, sends_extra: false };
-const NOAUTH: CallerPolicy = CallerPolicy { impersonates: false, permits_system: false, sends_extra: false };
+const AUTH: ApiServerSite = ApiServerSite { mode: ApiServerMode::Auth, permit_system: BTreeSet::new(), send_extra: false };
+const NOAUTH: ApiServerSite = ApiServerSite { mode: ApiServerMode::NoAuth, permit_system: BTreeSet::new(), send_extra: false };
 
 /// WhoIs of a user's device or, with tags, of a tagged node, with these rules.
 fn whois(tags: &[&str], rules: Value) -> WhoIs {
@@ -22,8 +22,8 @@ fn whois(tags: &[&str], rules: Value) -> WhoIs {
     .expect("an answer")
 }
 
-fn caller(whois: &WhoIs, policy: CallerPolicy) -> Result<Caller, ApiServerRefusal> {
-    Caller::of(whois, "100.64.0.9".parse().expect("an address"), policy)
+fn caller(whois: &WhoIs, site: ApiServerSite) -> Result<Caller, ApiServerRefusal> {
+    Caller::of(whois, "100.64.0.9".parse().expect("an address"), &site)
 }
 
 fn alice() -> Caller {
@@ -101,16 +101,40 @@ fn users_and_groups_of_kubernetes_itself_need_a_setting() {
         let refusal = caller(whois, AUTH).expect_err("refused");
         assert!(matches!(refusal, ApiServerRefusal::Subject(SubjectError::System(_))), "{refusal}");
         assert_eq!(refusal.code(), 403);
-        assert!(caller(whois, CallerPolicy { permits_system: true, ..AUTH }).is_ok());
+        let permits = |list: &[&str]| {
+            let permit_system = list.iter().map(|name| (*name).to_owned()).collect();
+            caller(whois, ApiServerSite { permit_system, ..AUTH }).is_ok()
+        };
+        assert!(permits(&["*"]) && permits(&["system:masters", "system:admin", "system:nodes"]));
+        assert!(!permits(&["system:anonymous"]));
         assert!(caller(whois, NOAUTH).is_ok(), "nothing is impersonated");
     }
 }
 
 #[test]
+fn streams_continue_while_no_right_is_lost() {
+    let rule = |groups: &[&str], enforces: bool| json!([{"impersonate": {"groups": groups}, "enforceRecorder": enforces}]);
+    let of = |rules: Value| caller(&whois(&[], rules), AUTH).expect("a caller");
+    let before = of(rule(&["dev", "ops"], false));
+    for (later, continues) in [
+        (rule(&["dev", "ops"], false), true),
+        (rule(&["ops", "new", "dev"], false), true),
+        (rule(&["dev"], false), false),
+        (json!([]), false),
+        (rule(&["dev", "ops"], true), false),
+    ] {
+        assert_eq!(before.is_within(&of(later.clone())), continues, "{later}");
+    }
+    let tagged = caller(&whois(&["tag:dev"], rule(&["dev", "ops"], false)), AUTH).expect("a caller");
+    assert!(!before.is_within(&tagged), "another user");
+    assert!(of(rule(&[], true)).is_within(&of(json!([]))));
+}
+
+#[test]
 fn extra_values_name_node_address_and_login() {
-    let policy = CallerPolicy { sends_extra: true, ..AUTH };
+    let policy = ApiServerSite { send_extra: true, ..AUTH };
     let extra = |tags: &[&str]| {
-        let headers = forwarded(&caller(&whois(tags, json!([])), policy).expect("a caller"), &[]);
+        let headers = forwarded(&caller(&whois(tags, json!([])), policy.clone()).expect("a caller"), &[]);
         let pairs = pairs(&headers).into_iter().filter(|(name, _)| name.starts_with("impersonate-extra-"));
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect::<Vec<_>>()
     };

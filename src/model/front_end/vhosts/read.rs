@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{Proxied, Rewrite, RouteTarget, Vhost, VhostRoute, Vhosts, bare, path};
-use crate::api::routes::{self, Backend, BackendProtocol, Host, Listener};
+use crate::api::proxygroup::ApiServerMode;
+use crate::api::routes::{self, ApiServerSite, Backend, BackendProtocol, Host, Listener};
 use crate::api::serve::{HttpHandler, ServeConfig, ServiceConfig};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,8 +53,12 @@ fn of_routes(texts: BTreeMap<String, Value>) -> ReadVhosts {
     for (name, text) in texts {
         let mut faults = Vec::new();
         match serde_json::from_value::<routes::Site>(text) {
+            Ok(routes::Site { api_server: Some(ApiServerSite { mode: ApiServerMode::Other(mode), .. }), .. }) => {
+                faults.push(format!("the mode {mode:?} of the API server proxy is unknown; use a newer image"));
+            }
             Ok(reported) => {
                 let mut site = Vhost { listeners: reported.listeners, funnel: reported.funnel, ..Vhost::default() };
+                site.api_server = reported.api_server.map(Arc::new);
                 site.hosts = reported.hosts.into_iter().map(|(host, how)| (bare(&host), how)).collect();
                 site.routes = reported.routes.into_iter().map(|route| of_route(route, &mut faults)).collect();
                 read.enter(name.clone(), site);

@@ -38,6 +38,10 @@ pub fn merged(sites: &Vhosts) -> (Vhost, BTreeMap<String, Vec<String>>) {
     let owners = owners(sites.iter());
     for (name, site) in sites {
         let mut fault = |what: String| faults.entry(name.clone()).or_default().push(what);
+        if site.api_server.is_some() && sites.len() > 1 {
+            fault("the API server needs the addresses of a node for itself".to_owned());
+            continue;
+        }
         for (port, listener) in &site.listeners {
             if node.listeners.entry(*port).or_insert(*listener) != listener {
                 fault(format!("port {port} is served in another way by another site of this node"));
@@ -52,6 +56,7 @@ pub fn merged(sites: &Vhosts) -> (Vhost, BTreeMap<String, Vec<String>>) {
             let own = site.routes.iter().filter(|route| route.host.as_ref().is_none_or(|only| only == host));
             node.routes.extend(own.map(|route| VhostRoute { host: Some(host.clone()), ..route.clone() }));
         }
+        node.api_server.clone_from(&site.api_server);
         node.funnel |= site.funnel;
     }
     node.sort();

@@ -1,6 +1,7 @@
 //! Tests of parsing and routing.
 
 use super::*;
+use crate::api::proxygroup::ApiServerMode;
 use crate::api::routes::BackendProtocol;
 
 const OPERATOR: &str = r#"{"Services":{
@@ -125,4 +126,26 @@ fn invalid_documents_are_rejected() {
     assert!(error.starts_with("serve-config.json is not readable"), "{error}");
     assert_eq!(of(None, None), ReadVhosts::default());
     assert_eq!(of(None, Some("null")), ReadVhosts::default());
+}
+
+#[test]
+fn site_of_the_api_server_is_rejected_with_an_unknown_mode_and_has_a_node_for_itself() {
+    let site = |host: &str, api_server: &str| {
+        format!(r#"{{"hosts":{{"{host}":{{"secret":"{host}"}}}},"listeners":{{"443":"https"}},"routes":[],"apiServer":{api_server}}}"#)
+    };
+    let text = format!(
+        r#"{{"svc:a":{},"svc:b":{},"svc:c":{}}}"#,
+        site("a.b", r#"{"mode":"noauth","permitSystem":["system:masters"]}"#),
+        site("b.b", r#"{"mode":"later"}"#),
+        site("c.b", "null")
+    );
+    let ReadVhosts { sites, faults } = of(Some(&text), None);
+    let modes: Vec<_> = sites.iter().map(|(name, site)| (name.as_str(), site.api_server.as_ref().map(|site| &site.mode))).collect();
+    assert_eq!(modes, [("svc:a", Some(&ApiServerMode::NoAuth)), ("svc:c", None)]);
+    assert!(faults.keys().eq(["svc:b"]) && faults["svc:b"][0].contains("\"later\""), "{faults:?}");
+    let (node, faults) = shared_host::merged(&sites);
+    assert!(node.api_server.is_none() && node.hosts.keys().eq(["c.b"]) && faults.keys().eq(["svc:a"]), "{faults:?}");
+    let single = Vhosts::from([("svc:a".to_owned(), Arc::clone(&sites["svc:a"]))]);
+    let (node, faults) = shared_host::merged(&single);
+    assert!(node.api_server == sites["svc:a"].api_server && faults.is_empty());
 }

@@ -1,0 +1,85 @@
+//! The API server as the upstream of virtual hosts.
+
+use std::sync::Arc;
+
+use crate::api::routes::{Backend, BackendProtocol};
+use crate::model::front_end::vhosts::{Proxied, RouteTarget, Vhost, VhostRoute, Vhosts};
+
+use super::base_path::BasePath;
+
+/// Port of an address without one.
+const PORT: u16 = 443;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiServerUpstream {
+    /// Without a Service: its `EndpointSlices` are not followed, so that no right to read them is needed.
+    pub backend: Arc<Backend>,
+    pub base: BasePath,
+}
+
+impl ApiServerUpstream {
+    /// Reads the URL of the API server; `None` if it is none of `https`.
+    pub fn read(url: &str) -> Option<Self> {
+        let rest = url.strip_prefix("https://")?;
+        let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+        let uri: http::uri::Authority = authority.parse().ok().filter(|_| !authority.contains('@'))?;
+        let address = format!("{}:{}", uri.host(), uri.port_u16().unwrap_or(PORT));
+        let backend = Arc::new(Backend { address, protocol: BackendProtocol::Https, ..Backend::default() });
+        Some(Self { backend, base: BasePath::read(path)? })
+    }
+
+    /// Gives each virtual host of the API server this upstream as its only route.
+    pub fn routed(&self, sites: &Arc<Vhosts>) -> Arc<Vhosts> {
+        if sites.values().all(|site| site.api_server.is_none()) {
+            return Arc::clone(sites);
+        }
+        let target = RouteTarget::Backend(Arc::new(Proxied { backend: Arc::clone(&self.backend), ..Proxied::default() }));
+        let route = VhostRoute { host: None, port: None, path: "/".to_owned(), exact: false, target };
+        let with_route = |site: &Arc<Vhost>| match site.api_server {
+            Some(_) => Arc::new(Vhost { routes: vec![route.clone()], ..Vhost::clone(site) }),
+            None => Arc::clone(site),
+        };
+        Arc::new(sites.iter().map(|(name, site)| (name.clone(), with_route(site))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::front_end::vhosts::read;
+
+    #[test]
+    fn upstream_is_address_and_path_of_the_url() {
+        let cases = [
+            ("https://10.96.0.1:6443", Some(("10.96.0.1:6443", ""))),
+            ("https://kubernetes.default.svc", Some(("kubernetes.default.svc:443", ""))),
+            ("https://[fd00:96::1]:443/", Some(("[fd00:96::1]:443", ""))),
+            ("https://rancher.example/k8s/clusters/c-1", Some(("rancher.example:443", "/k8s/clusters/c-1"))),
+            ("http://10.96.0.1:8080", None),
+            ("https://user@10.96.0.1", None),
+            ("https://10.96.0.1/a/../b", None),
+            ("https://", None),
+            ("10.96.0.1:443", None),
+        ];
+        for (url, expected) in cases {
+            let expected = expected.map(|(address, base)| {
+                let backend = Backend { address: address.to_owned(), protocol: BackendProtocol::Https, ..Backend::default() };
+                ApiServerUpstream { backend: Arc::new(backend), base: BasePath::read(base).expect("a path") }
+            });
+            assert_eq!(ApiServerUpstream::read(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn only_virtual_hosts_of_the_api_server_get_the_upstream() {
+        let text = r#"{"svc:kube": {"hosts": {"kube.tail.ts.net": {}}, "listeners": {"443": "https"}, "apiServer": {"mode": "noauth"}},
+            "svc:web": {"hosts": {"web.tail.ts.net": {}}, "listeners": {"443": "https"}}}"#;
+        let sites = Arc::new(read(Some(text.as_bytes()), None).expect("readable").sites);
+        let upstream = ApiServerUpstream::read("https://10.96.0.1:443").expect("a URL");
+        let routed = upstream.routed(&sites);
+        assert_eq!(routed["svc:kube"].backends().collect::<Vec<_>>(), [&upstream.backend]);
+        assert_eq!(routed["svc:web"], sites["svc:web"]);
+        let others = Arc::new(Vhosts::from([("svc:web".to_owned(), Arc::clone(&sites["svc:web"]))]));
+        assert!(Arc::ptr_eq(&upstream.routed(&others), &others));
+    }
+}
