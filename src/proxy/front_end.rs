@@ -343,7 +343,7 @@ mod tests {
                 limits: Limits::default(),
                 upgrades: Upgrades::default(),
             };
-            let service = vhosts::VhostService::new(None).expect("TLS");
+            let service = vhosts::VhostService::<()>::new(None).expect("TLS");
             let (front_end, work) = create(inputs, service).expect("TLS");
             let task = tokio::spawn(work);
             let unused = Arc::downgrade(&front_end.shared.pools.of(&backend).fallback().await.expect("an address"));

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::model::front_end::vhosts::Vhost;
+
 use super::ListenerPort;
 use super::sources::ConnectionSlot;
 use super::stats::OpenGuard;
@@ -41,6 +43,11 @@ impl<C> ClientConnection<C> {
     /// Name of the listener, that of its Tailscale Service.
     pub fn service(&self) -> &str {
         &self.port.service
+    }
+
+    /// Newest snapshot of the virtual host.
+    pub fn site(&self) -> Arc<Vhost> {
+        Arc::clone(&self.port.served.read().site)
     }
 
     /// Port of the Tailscale Service.

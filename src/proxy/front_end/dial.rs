@@ -18,7 +18,7 @@ use crate::edge::tls::{Connector, TlsError};
 use super::body::Upload;
 
 /// Timeout of TCP and TLS together; Pods are near.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval and timeout of HTTP/2 pings on busy connections.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum size of a response head.

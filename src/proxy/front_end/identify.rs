@@ -13,6 +13,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use tokio::time::{Instant, timeout_at};
 
+use crate::api::whois::WhoIs;
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::front_end::vhosts::identity::ClientIdentity;
 
@@ -26,7 +27,7 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 const MAX_CLIENTS: usize = 4096;
 
 /// WhoIs lookup of an address; `None` if unknown.
-pub type WhoIsLookup = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<ClientIdentity>, LocalApiError>> + Send + Sync>;
+pub type WhoIsLookup<T = ClientIdentity> = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<T>, LocalApiError>> + Send + Sync>;
 
 type CachedIdentity = Option<Arc<ClientIdentity>>;
 type Lookup = Shared<BoxFuture<'static, CachedIdentity>>;
@@ -51,10 +52,10 @@ impl std::fmt::Debug for Identify {
 }
 
 /// Lookup by a LocalAPI.
-pub fn by(api: LocalApi) -> WhoIsLookup {
+pub fn by<T: From<WhoIs>>(api: LocalApi) -> WhoIsLookup<T> {
     Arc::new(move |client| {
         let api = api.clone();
-        Box::pin(async move { Ok(api.whois(client).await?.map(ClientIdentity::of)) })
+        Box::pin(async move { Ok(api.whois(client).await?.map(T::from)) })
     })
 }
 

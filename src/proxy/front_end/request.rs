@@ -60,19 +60,22 @@ fn route_request<S: HttpService>(
     mut request: Request<Incoming>,
 ) -> Result<RoutedRequest<S::Route>, Box<OwnResponse>> {
     let shared = &connection.port.shared;
-    let refused = |message| Box::new(S::respond(StatusCode::BAD_REQUEST, message));
+    let respond = |status, message| Box::new(service.respond(connection, status, message));
+    let refused = |message| respond(StatusCode::BAD_REQUEST, message);
     if request.method() == Method::CONNECT {
-        return Err(Box::new(S::respond(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not supported")));
+        return Err(respond(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not supported"));
     }
     let host = named(&request).ok_or_else(|| refused("the request must name exactly one host"))?;
     let target = target(&request).ok_or_else(|| refused("invalid request target"))?;
     // An upgrade requires HTTP/1.1 (RFC 9110, 7.8), and its data must be distinguishable from a body.
     let may_upgrade = request.version() == Version::HTTP_11 && request.body().is_end_stream();
-    let protocol = if may_upgrade { shared.upgrades.wanted(request.headers()) } else { None };
+    let site = connection.site();
+    let upgrades = service.upgrades(&site).unwrap_or(&shared.upgrades);
+    let protocol = if may_upgrade { upgrades.wanted(request.headers()) } else { None };
     let upgrade = protocol.map(|protocol| (protocol, hyper::upgrade::on(&mut request)));
     let (parts, body) = request.into_parts();
-    let route = service.route(connection, &connection.port.served.read().site, &parts, &host, &target)?;
-    let (body, uploading) = Upload::new(body, in_flight.0.clone(), shared.limits.body_timeout, S::trailers);
+    let route = service.route(connection, &site, &parts, &host, &target)?;
+    let (body, uploading) = Upload::new(body, in_flight.0.clone(), shared.limits.body_timeout, service.trailers(&route));
     let mut request = Request::new(body);
     *request.method_mut() = parts.method;
     *request.headers_mut() = parts.headers;
@@ -105,9 +108,10 @@ async fn forward_request<S: HttpService>(
     let RoutedRequest { mut route, mut request, uploading, from, upgrade } = routed;
     let proxied = async {
         let port = &connection.port;
-        let ended = |unanswered: Unanswered| unanswered.end::<S>(port);
-        let room = Arc::clone(&port.shared.requests).try_acquire_owned().map_err(|_| ended(Unanswered::Full))?;
+        let room = Arc::clone(&port.shared.requests).try_acquire_owned();
+        let room = room.map_err(|_| Unanswered::Full.end(&*service, connection, &route))?;
         service.authorize(connection, &mut route, request.headers_mut()).await?;
+        let ended = |unanswered: Unanswered| unanswered.end(&*service, connection, &route);
         let target = service.upstream(&route, request.headers_mut())?;
         if let Some((protocol, _)) = &upgrade {
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -125,7 +129,8 @@ async fn forward_request<S: HttpService>(
             }
             _ => {
                 port.counts.failed("Upgrade");
-                Err(Box::new(S::respond(StatusCode::BAD_GATEWAY, "the backend switched to a protocol that was not requested")))
+                let message = "the backend switched to a protocol that was not requested";
+                Err(Box::new(service.respond(connection, StatusCode::BAD_GATEWAY, message)))
             }
         }
     };
@@ -144,8 +149,10 @@ async fn forward_request<S: HttpService>(
 enum Unanswered {
     /// The request's body was aborted.
     Client(ClientFault),
-    /// No endpoint is reachable, or the connection broke.
+    /// No endpoint is reachable.
     Unreachable,
+    /// The connection broke.
+    Broken,
     /// No endpoint is reachable in time.
     Deadline,
     /// Timeout of the backend.
@@ -156,12 +163,14 @@ enum Unanswered {
 
 impl Unanswered {
     /// Response in place of a backend's.
-    fn end<S: HttpService>(self, port: &ListenerPort) -> Box<OwnResponse> {
+    fn end<S: HttpService>(self, service: &S, client: &ClientConnection<S::Caller>, route: &S::Route) -> Box<OwnResponse> {
         if let Some(reason) = self.reason() {
-            port.counts.aborted(reason);
+            client.port.counts.aborted(reason);
         }
         let (status, message) = self.answer();
-        Box::new(S::respond(status, message))
+        let is_unsent = matches!(self, Self::Unreachable | Self::Deadline);
+        let status = if is_unsent { service.unreachable(route, status) } else { status };
+        Box::new(service.respond(client, status, message))
     }
 
     fn answer(self) -> (StatusCode, &'static str) {
@@ -169,6 +178,7 @@ impl Unanswered {
             Self::Client(ClientFault::Broken) => (StatusCode::BAD_REQUEST, "malformed or incomplete request body"),
             Self::Client(ClientFault::Stalled) => (StatusCode::REQUEST_TIMEOUT, "request body timeout"),
             Self::Unreachable => (StatusCode::BAD_GATEWAY, "cannot connect to the backend"),
+            Self::Broken => (StatusCode::BAD_GATEWAY, "the connection to the backend broke"),
             Self::Deadline => (StatusCode::GATEWAY_TIMEOUT, "connecting to the backend timed out"),
             Self::Late => (StatusCode::GATEWAY_TIMEOUT, "backend response timeout"),
             Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections; try again later"),
@@ -181,7 +191,7 @@ impl Unanswered {
             Self::Client(ClientFault::Stalled) => Some("Client"),
             Self::Late => Some("Backend"),
             Self::Full => Some("Full"),
-            Self::Client(ClientFault::Broken) | Self::Unreachable | Self::Deadline => None,
+            Self::Client(ClientFault::Broken) | Self::Unreachable | Self::Broken | Self::Deadline => None,
         }
     }
 }
@@ -212,7 +222,7 @@ async fn ask(
     let pool = pools.of(aim.target.backend);
     let dialer = pools.dialer(&pool, aim.target.tls);
     let mut request = Box::new(request);
-    let again = repeatable(&request);
+    let mut again = repeatable(&request);
     for peer in pools.choices(&pool) {
         match peer.send(*request, aim, &dialer).await {
             Ok(answered) => {
@@ -235,13 +245,19 @@ async fn ask(
         Unanswered::Unreachable
     })?;
     counts.fell_back();
-    match peer.send(*request, aim, &dialer).await {
-        Ok(answered) => Ok(answered),
-        Err(SendError::Unsent(_, error)) => {
-            failed(port, &peer, &error)?;
-            Err(if matches!(error, DialError::Deadline(_)) { Unanswered::Deadline } else { Unanswered::Unreachable })
+    loop {
+        match peer.send(*request, aim, &dialer).await {
+            Ok(answered) => return Ok(answered),
+            Err(SendError::Unsent(_, error)) => {
+                failed(port, &peer, &error)?;
+                return Err(if matches!(error, DialError::Deadline(_)) { Unanswered::Deadline } else { Unanswered::Unreachable });
+            }
+            Err(SendError::Sent(error)) => {
+                let unanswered = broken(port, &peer, &error, uploading.fault());
+                // Once, as the address may be that of several servers.
+                *request = again.take().as_ref().map(copy).ok_or(unanswered)?;
+            }
         }
-        Err(SendError::Sent(error)) => Err(broken(port, &peer, &error, uploading.fault())),
     }
 }
 
@@ -254,7 +270,7 @@ fn broken(port: &ListenerPort, peer: &Upstream, error: &hyper::Error, by_client:
     }
     port.counts.failed("Broken");
     tracing::debug!(service, address = %peer.address, %error, "upstream connection reset");
-    Unanswered::Unreachable
+    Unanswered::Broken
 }
 
 /// Records an unreachable endpoint. Fails if it is not the endpoint's fault.

@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use crate::api::routes::Backend;
 use crate::edge::tls::Connector;
 use crate::model::front_end::vhosts::Vhost;
+use crate::model::front_end::vhosts::headers::Upgrades;
 
 use super::client::ClientConnection;
 
@@ -65,11 +66,21 @@ pub trait HttpService: Debug + Send + Sync + Sized + 'static {
     /// Upstream of a permitted request; adds the proxy's own credentials to the headers. An error is the response.
     fn upstream<'a>(&'a self, route: &'a Self::Route, headers: &mut HeaderMap) -> Result<UpstreamTarget<'a>, Box<OwnResponse>>;
 
-    /// A response of the front end itself, such as 502 for an unreachable upstream.
-    fn respond(status: StatusCode, message: &str) -> OwnResponse;
+    /// A response of the front end itself, such as 504 for a late one of the upstream.
+    fn respond(&self, client: &ClientConnection<Self::Caller>, status: StatusCode, message: &str) -> OwnResponse;
 
-    /// Removes forbidden fields from a request's trailers.
-    fn trailers(headers: &mut HeaderMap);
+    /// Status of the response where no connection to the upstream was opened; `status` says whether for lack of time.
+    fn unreachable(&self, _route: &Self::Route, status: StatusCode) -> StatusCode {
+        status
+    }
+
+    /// Protocols to which connections may be upgraded, where these are not those of the front end.
+    fn upgrades(&self, _site: &Vhost) -> Option<&Upgrades> {
+        None
+    }
+
+    /// Function that removes forbidden fields from a request's trailers.
+    fn trailers(&self, route: &Self::Route) -> fn(&mut HeaderMap);
 
     /// Counts or logs a response by its route, after its head was received or composed.
     fn answered(&self, _client: &ClientConnection<Self::Caller>, _route: &Self::Route, _status: StatusCode, _waited: Duration) {}

@@ -12,7 +12,7 @@ use crate::runtime::metrics::HistogramSample;
 pub const CODES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// Upper bounds of response times, in seconds: from a backend in the same zone to the response timeout.
-const LATENCY_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0];
+pub const LATENCY_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0];
 
 /// Counters of the listeners of one Tailscale Service.
 #[derive(Debug)]

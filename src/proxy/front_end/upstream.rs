@@ -1,7 +1,7 @@
 //! One upstream address: open connections, load and health.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use http::{Request, Response, Uri, Version};
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::{http1, http2};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::api::routes::BackendProtocol;
 use crate::model::front_end::load_balancer::EndpointHealth;
@@ -18,7 +18,7 @@ use crate::model::front_end::vhosts::headers::join_cookies;
 
 use super::activity::InFlightGuard;
 use super::body::Upload;
-use super::dial::{ConnectionPermits, DialError, Dialer, Sender};
+use super::dial::{CONNECT_TIMEOUT, ConnectionPermits, DialError, Dialer, Sender};
 use super::seams::UpstreamTarget;
 
 /// Idle timeout of pooled connections, shorter than that of usual servers.
@@ -41,6 +41,8 @@ pub(super) struct Upstream {
     http2: Mutex<Vec<MultiplexedConnection>>,
     /// Serializes opening of an HTTP/2 connection, which then serves all waiters.
     opening: tokio::sync::Mutex<()>,
+    /// The last TLS connection for several requests negotiated HTTP/1.1.
+    is_http1: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -82,6 +84,7 @@ impl Upstream {
             http1: Mutex::default(),
             http2: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
+            is_http1: AtomicBool::default(),
         }
     }
 
@@ -170,11 +173,27 @@ impl Upstream {
         if let Some(open) = self.open() {
             return Ok((open, true));
         }
-        // Other requests wait for this HTTP/2 connection.
-        let _opening = if dialer.protocol == BackendProtocol::H2c { Some(self.opening.lock().await) } else { None };
-        match self.open() {
-            Some(open) => Ok((open, true)),
-            None => Ok((self.dialled(Some(dialer.permits.permit().await?), dialer).await?, false)),
+        // Other requests wait for this HTTP/2 connection, and not one after the other for each of several failures.
+        let mut opening = None;
+        if self.multiplexes(dialer.protocol) {
+            opening = Some(timeout(CONNECT_TIMEOUT, self.opening.lock()).await.map_err(|_| DialError::Deadline(self.address))?);
+        }
+        if let Some(open) = self.open() {
+            return Ok((open, true));
+        }
+        let opening = opening.filter(|_| self.multiplexes(dialer.protocol));
+        let sender = self.dialled(Some(dialer.permits.permit().await?), dialer).await?;
+        self.is_http1.store(matches!(sender, Sender::Http1(_)), Ordering::Relaxed);
+        drop(opening);
+        Ok((sender, false))
+    }
+
+    /// Whether one connection may serve several requests at once.
+    fn multiplexes(&self, protocol: BackendProtocol) -> bool {
+        match protocol {
+            BackendProtocol::Http => false,
+            BackendProtocol::Https => !self.is_http1.load(Ordering::Relaxed),
+            BackendProtocol::H2c => true,
         }
     }
 

@@ -2,6 +2,8 @@
 //! the client's identity in headers.
 
 use std::borrow::Cow;
+use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,10 +20,12 @@ use super::client::ClientConnection;
 use super::identify::{Identify, WhoIsLookup};
 use super::seams::{HttpService, OwnResponse, UpstreamTarget};
 
+/// A service without state of connections, which may be of any type.
 #[derive(Debug)]
-pub struct VhostService {
+pub struct VhostService<C = ()> {
     identify: Identify,
     tls: Connector,
+    caller: PhantomData<fn() -> C>,
 }
 
 /// Route of a request to a backend.
@@ -32,20 +36,20 @@ pub struct BackendRoute {
     path: PathAndQuery,
 }
 
-impl VhostService {
+impl<C> VhostService<C> {
     /// Without lookup, all clients are unknown. Fails if TLS cannot be initialized.
     pub fn new(lookup: Option<WhoIsLookup>) -> Result<Self, TlsError> {
-        Ok(Self { identify: Identify::new(lookup), tls: Connector::new()? })
+        Ok(Self { identify: Identify::new(lookup), tls: Connector::new()?, caller: PhantomData })
     }
 }
 
-impl HttpService for VhostService {
+impl<C: Debug + Default + Send + Sync + 'static> HttpService for VhostService<C> {
     type Route = BackendRoute;
-    type Caller = ();
+    type Caller = C;
 
     fn route(
         &self,
-        client: &ClientConnection<()>,
+        client: &ClientConnection<C>,
         site: &Vhost,
         _request: &Parts,
         host: &HeaderValue,
@@ -56,17 +60,17 @@ impl HttpService for VhostService {
             RouteDecision::Proxy(proxied, Cow::Borrowed(_)) => return to(proxied, target.clone()),
             RouteDecision::Proxy(proxied, Cow::Owned(path)) => match path.try_into() {
                 Ok(path) => return to(proxied, path),
-                Err(_) => Self::respond(StatusCode::BAD_REQUEST, "the path cannot be rewritten for the backend"),
+                Err(_) => own(StatusCode::BAD_REQUEST, "the path cannot be rewritten for the backend"),
             },
             RouteDecision::Redirect(status, to) => redirect(status, &to),
             RouteDecision::Text(words) => text(StatusCode::OK, words.to_owned()),
-            RouteDecision::Misdirected => Self::respond(StatusCode::MISDIRECTED_REQUEST, "unknown host"),
-            RouteDecision::Ambiguous => Self::respond(StatusCode::BAD_REQUEST, "ambiguous path: remove its dot segments"),
-            RouteDecision::NotFound => Self::respond(StatusCode::NOT_FOUND, "no route matches this path"),
+            RouteDecision::Misdirected => own(StatusCode::MISDIRECTED_REQUEST, "unknown host"),
+            RouteDecision::Ambiguous => own(StatusCode::BAD_REQUEST, "ambiguous path: remove its dot segments"),
+            RouteDecision::NotFound => own(StatusCode::NOT_FOUND, "no route matches this path"),
             RouteDecision::Broken(why) => {
                 tracing::debug!(service = client.service(), why, "route is misconfigured");
                 let message = "the route is misconfigured: see the events of the Ingress and the replica's metrics";
-                Self::respond(StatusCode::BAD_GATEWAY, message)
+                own(StatusCode::BAD_GATEWAY, message)
             }
         }))
     }
@@ -74,7 +78,7 @@ impl HttpService for VhostService {
     /// Permits every request: the tailnet policy and the backend decide. Adds the identity.
     async fn authorize(
         &self,
-        client: &ClientConnection<()>,
+        client: &ClientConnection<C>,
         route: &mut BackendRoute,
         headers: &mut HeaderMap,
     ) -> Result<(), Box<OwnResponse>> {
@@ -97,20 +101,24 @@ impl HttpService for VhostService {
         Ok(UpstreamTarget { backend: &route.proxied.backend, tls: &self.tls, host: &route.host, path: &route.path })
     }
 
-    fn respond(status: StatusCode, message: &str) -> OwnResponse {
-        text(status, format!("{message}\n"))
+    fn respond(&self, _client: &ClientConnection<C>, status: StatusCode, message: &str) -> OwnResponse {
+        own(status, message)
     }
 
-    fn trailers(headers: &mut HeaderMap) {
-        headers::trailers(headers);
+    fn trailers(&self, _route: &BackendRoute) -> fn(&mut HeaderMap) {
+        headers::trailers
     }
+}
+
+fn own(status: StatusCode, message: &str) -> OwnResponse {
+    text(status, format!("{message}\n"))
 }
 
 fn redirect(status: u16, to: &str) -> OwnResponse {
     let mut answer = text(StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND), "");
     match HeaderValue::from_str(to) {
         Ok(to) => drop(answer.headers_mut().insert(LOCATION, to)),
-        Err(_) => return VhostService::respond(StatusCode::BAD_REQUEST, "the path cannot be redirected"),
+        Err(_) => return own(StatusCode::BAD_REQUEST, "the path cannot be redirected"),
     }
     answer
 }

@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
             fold.status(&status);
             assert_eq!(fold.snapshot(), once);
         }
-        if let Ok(identity) = serde_json::from_slice::<WhoIs>(line).map(ClientIdentity::of) {
+        if let Ok(identity) = serde_json::from_slice::<WhoIs>(line).map(ClientIdentity::from) {
             let granted: Vec<_> = identity.caps.keys().cloned().collect();
             let caps = identity.caps(&granted);
             let user = identity.user.into_iter().flat_map(|user| [user.login, user.name, user.picture]);

@@ -85,7 +85,7 @@ impl HttpService for Guarded {
         assert_eq!((client.service(), request.uri.path()), ("svc:api", target.path()));
         assert_eq!(client.over_tls(), client.port() == 443);
         let Some(path) = target.as_str().strip_prefix("/base").filter(|path| path.starts_with('/')) else {
-            return Err(Box::new(Self::respond(StatusCode::NOT_FOUND, "no such path")));
+            return Err(Box::new(own(StatusCode::NOT_FOUND, "no such path")));
         };
         let backend = Arc::clone(site.backends().next().expect("a backend"));
         Ok(GuardedRoute { backend, host: host.clone(), path: path.parse().expect("a path") })
@@ -100,7 +100,7 @@ impl HttpService for Guarded {
         // As a lookup of the client does.
         tokio::task::yield_now().await;
         if headers.remove(RIGHT).is_none() {
-            return Err(Box::new(Self::respond(StatusCode::FORBIDDEN, "no right")));
+            return Err(Box::new(own(StatusCode::FORBIDDEN, "no right")));
         }
         let address = client.tailnet_client().expect("a client of the tailnet").ip();
         headers.insert(USER, address.to_string().try_into().expect("a value"));
@@ -109,18 +109,17 @@ impl HttpService for Guarded {
     }
 
     fn upstream<'a>(&'a self, route: &'a GuardedRoute, headers: &mut HeaderMap) -> Result<UpstreamTarget<'a>, Box<OwnResponse>> {
-        let unready = || Box::new(Self::respond(StatusCode::SERVICE_UNAVAILABLE, "no token"));
+        let unready = || Box::new(own(StatusCode::SERVICE_UNAVAILABLE, "no token"));
         headers.insert(AUTHORIZATION, self.credentials.authorization().ok_or_else(unready)?);
         Ok(UpstreamTarget { backend: &route.backend, tls: &self.credentials.tls, host: &route.host, path: &route.path })
     }
 
-    fn respond(status: StatusCode, message: &str) -> OwnResponse {
-        let body = json!({"kind": "Status", "code": status.as_u16(), "message": message}).to_string();
-        Response::builder().status(status).header(CONTENT_TYPE, "application/json").body(body.into()).expect("a response")
+    fn respond(&self, _client: &ClientConnection<AtomicUsize>, status: StatusCode, message: &str) -> OwnResponse {
+        own(status, message)
     }
 
-    fn trailers(headers: &mut HeaderMap) {
-        headers.clear();
+    fn trailers(&self, _route: &GuardedRoute) -> fn(&mut HeaderMap) {
+        HeaderMap::clear
     }
 
     fn answered(&self, _client: &ClientConnection<AtomicUsize>, route: &GuardedRoute, status: StatusCode, waited: Duration) {
@@ -151,6 +150,11 @@ impl HttpService for Guarded {
     async fn revoked(&self, _client: &ClientConnection<AtomicUsize>) {
         let _ = self.revoked.clone().wait_for(|revoked| *revoked).await;
     }
+}
+
+fn own(status: StatusCode, message: &str) -> OwnResponse {
+    let body = json!({"kind": "Status", "code": status.as_u16(), "message": message}).to_string();
+    Response::builder().status(status).header(CONTENT_TYPE, "application/json").body(body.into()).expect("a response")
 }
 
 /// A front end with this service, its backend, and the files of its credentials.
@@ -342,6 +346,8 @@ async fn replaced_token_and_certificates_are_used_without_a_restart() {
 async fn certificate_of_the_client_is_the_one_of_the_files() {
     let authority = Authority::new();
     let mut stage = Stage::new(&authority, &["http/1.1"]).await;
+    // Its connection is used until the backend stops.
+    assert_eq!(stage.get("/base/", &[]).await.status, StatusCode::OK);
     for name in ["tls.crt", "tls.key"] {
         std::fs::remove_file(stage.files.path().join(name)).expect("removed");
     }

@@ -28,15 +28,16 @@ pub struct User {
     pub picture: String,
 }
 
-impl ClientIdentity {
-    /// Identity from tailscaled's WhoIs response.
-    pub fn of(whois: WhoIs) -> Self {
+impl From<WhoIs> for ClientIdentity {
+    fn from(whois: WhoIs) -> Self {
         let tagged = !whois.node.tags.is_empty();
         let profile = whois.user_profile;
         let user = User { login: profile.login_name, name: profile.display_name, picture: profile.profile_pic_url };
         Self { user: (!tagged && !user.login.is_empty()).then_some(user), caps: whois.cap_map }
     }
+}
 
+impl ClientIdentity {
     /// Granted capabilities that a backend requests, as JSON; `None` if there are none.
     pub fn caps(&self, wanted: &[String]) -> Option<String> {
         let granted: BTreeMap<_, _> = self.caps.iter().filter(|(name, _)| wanted.contains(name)).collect();
@@ -90,12 +91,12 @@ mod tests {
     fn users_have_an_identity_and_tagged_nodes_have_none() {
         let text = r#"{"Node":{"Name":"laptop.tail.ts.net."},"UserProfile":{"ID":1,"LoginName":"alice@example.com","DisplayName":"Alice","ProfilePicURL":""},"CapMap":{"example.com/cap/a":[{"role":"x"}],"example.com/cap/b":null}}"#;
         let answer: WhoIs = serde_json::from_str(text).expect("readable");
-        let alice = ClientIdentity::of(answer.clone());
+        let alice = ClientIdentity::from(answer.clone());
         assert_eq!(alice.user.as_ref().map(|user| user.login.as_str()), Some("alice@example.com"));
         assert_eq!(alice.caps(&["example.com/cap/a".to_owned()]).as_deref(), Some(r#"{"example.com/cap/a":[{"role":"x"}]}"#));
         assert_eq!(alice.caps(&[]), None);
         let mut tagged = answer;
         tagged.node.tags = vec!["tag:k8s".to_owned()];
-        assert_eq!(ClientIdentity::of(tagged).user, None);
+        assert_eq!(ClientIdentity::from(tagged).user, None);
     }
 }

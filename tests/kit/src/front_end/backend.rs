@@ -123,7 +123,7 @@ async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body>
     state.requests.fetch_add(1, Ordering::SeqCst);
     state.paths.lock().expect("no panic").push(request.uri().path().to_owned());
     match request.uri().path() {
-        "/ws" => {
+        path if path == "/ws" || path.ends_with("/exec") => {
             assert!(request.headers()[CONNECTION].to_str().is_ok_and(|value| value.eq_ignore_ascii_case("upgrade")));
             let protocol = request.headers()[UPGRADE].clone();
             let upgraded = hyper::upgrade::on(&mut request);

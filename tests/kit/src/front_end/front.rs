@@ -123,7 +123,7 @@ impl Front {
     }
 
     pub async fn with(routes: Value, mut options: Options) -> Self {
-        let service = VhostService::new(options.ask.take()).expect("set up");
+        let service = VhostService::<()>::new(options.ask.take()).expect("set up");
         Self::serving(routes, options, service).await
     }
 
