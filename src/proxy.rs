@@ -2,6 +2,7 @@
 //!
 //! Tasks share values by `watch` channels: no task waits for the I/O of another.
 
+pub mod api_server;
 pub mod certs;
 pub mod config;
 pub mod forwarding;

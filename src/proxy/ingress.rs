@@ -3,4 +3,5 @@
 pub mod advertise;
 pub mod drain;
 pub mod serve_config_writer;
+pub mod services;
 pub mod start;

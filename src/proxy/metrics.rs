@@ -17,6 +17,7 @@ use crate::model::tailnet::health::Blocker;
 use crate::model::tailnet::serve_config::FunnelError;
 use crate::runtime::metrics::{MetricsError, Page, Registry, number};
 
+use crate::proxy::api_server::stats::ApiServerSample;
 use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
 use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
@@ -24,6 +25,7 @@ use crate::proxy::front_end;
 use crate::proxy::state_secret::writer::WriterHealth;
 use crate::proxy::tailnet::daemon::DaemonState;
 
+use api_server::ApiServerMetrics;
 use certs::CertMetrics;
 use errors::LastErrors;
 use inputs::Inputs;
@@ -48,6 +50,7 @@ macro_rules! families {
     };
 }
 
+mod api_server;
 mod certs;
 mod errors;
 mod inputs;
@@ -62,6 +65,7 @@ pub struct Metrics {
     kernel: KernelMetrics,
     inputs: Inputs,
     sites: SiteMetrics,
+    api_server: ApiServerMetrics,
     certs: CertMetrics,
     last_errors: Mutex<LastErrors>,
 }
@@ -95,6 +99,8 @@ pub struct Snapshot {
     pub report: Option<WriterHealth>,
     /// HTTP front end, if any.
     pub sites: Option<front_end::FrontEndSample>,
+    /// Requests to the API server.
+    pub api_server: ApiServerSample,
     pub funnel_errors: BTreeMap<String, FunnelError>,
     /// Certificates, if used.
     pub certs: Option<CertState>,
@@ -127,8 +133,9 @@ impl Metrics {
         let kernel = KernelMetrics::new(&mut registry)?;
         let inputs = Inputs::new(&mut registry);
         let sites = SiteMetrics::new(&mut registry);
+        let api_server = ApiServerMetrics::new(&mut registry);
         let certs = CertMetrics::new(&mut registry);
-        Ok(Self { registry, services, kernel, inputs, sites, certs, last_errors: Mutex::default() })
+        Ok(Self { registry, services, kernel, inputs, sites, api_server, certs, last_errors: Mutex::default() })
     }
 
     /// The page of a scrape, followed by tailscaled's own metrics, unchanged.
@@ -138,6 +145,7 @@ impl Metrics {
         self.kernel.write(&mut page, snapshot);
         self.inputs.write(&mut page, snapshot);
         self.sites.write(&mut page, snapshot);
+        self.api_server.write(&mut page, &snapshot.api_server);
         self.certs.write(&mut page, snapshot);
         if let Some(text) = usermetrics {
             page.append(text);

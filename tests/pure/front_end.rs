@@ -1,5 +1,6 @@
 //! TLS and HTTP terminator on real sockets: clients as tailscaled forwards them, backends of every protocol.
 
+mod api_server;
 mod balance;
 mod changes;
 mod cluster;

@@ -36,6 +36,8 @@ pub struct HealthInputs {
     pub paths: Paths,
     /// Services that were not advertised and approved since tailscaled's start, with reasons; empty once they were, or after a timeout.
     pub services: BTreeMap<String, String>,
+    /// Why the Kubernetes API server is unreachable, if it is the upstream of a virtual host.
+    pub api_server: Option<String>,
     /// Funnel errors by host.
     pub funnel_errors: BTreeMap<String, String>,
     pub rules: Rules,
@@ -149,6 +151,8 @@ pub enum Blocker {
     Paths(BTreeSet<IpAddr>),
     /// Services that are not advertised yet, for a limited time.
     Services(BTreeMap<String, String>),
+    /// The API server, the upstream of a virtual host, is unreachable.
+    ApiServer(String),
     /// The kernel lacks the required ruleset.
     Rules {
         content: KernelContent,
@@ -182,7 +186,7 @@ impl fmt::Display for ReadinessWarning {
 
 impl Blocker {
     /// All values of [`Self::name`], in the order of [`readiness`].
-    pub const NAMES: [&'static str; 11] = [
+    pub const NAMES: [&'static str; 12] = [
         "draining",
         "unreachable",
         "config",
@@ -192,6 +196,7 @@ impl Blocker {
         "interface",
         "peer-connectivity",
         "services",
+        "api-server",
         "ruleset",
         "forwarding",
     ];
@@ -208,6 +213,7 @@ impl Blocker {
             Self::Interface(_) => "interface",
             Self::Paths(_) => "peer-connectivity",
             Self::Services(_) => "services",
+            Self::ApiServer(_) => "api-server",
             Self::Rules { .. } => "ruleset",
             Self::Forwarding { .. } => "forwarding",
         }
@@ -243,6 +249,7 @@ impl fmt::Display for Blocker {
                 let waiting: Vec<_> = waiting.iter().map(|(name, why)| format!("{name} ({why})")).collect();
                 write!(f, "not advertised and approved yet: {}", waiting.join(", "))
             }
+            Self::ApiServer(why) => write!(f, "the Kubernetes API server is unreachable: {why}"),
             Self::Rules { content, fault } => {
                 let what = match content {
                     KernelContent::Nothing => "has no ruleset yet",
@@ -276,6 +283,7 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     if facts.daemon == DaemonHealth::Running && !facts.services.is_empty() {
         blockers.push(Blocker::Services(facts.services.clone()));
     }
+    blockers.extend(facts.api_server.clone().map(Blocker::ApiServer));
     match &facts.rules {
         Rules::Missing { fault } => blockers.push(Blocker::Rules { content: KernelContent::Nothing, fault: fault.clone() }),
         // A start includes the changes during its first write; a later lag is only a warning.

@@ -29,6 +29,7 @@ use crate::model::tailnet::advertise::AdvertiseStatus;
 use crate::model::tailnet::health::{DaemonHealth, HealthInputs, Paths, Rules, RulesetLag, RulesetWrites, readiness};
 use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::supervise::machine::DaemonPhase;
+use crate::proxy::api_server::start::ApiServerPart;
 use crate::proxy::certs::CertOutputs;
 use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
 use crate::proxy::forwarding::resolve::ResolveReport;
@@ -90,6 +91,8 @@ pub struct SnapshotSources {
     pub switches: watch::Receiver<Vec<String>>,
     pub report: Option<watch::Receiver<WriterHealth>>,
     pub sites: Option<FrontEnd>,
+    /// The API server proxy, if the front end serves.
+    pub api_server: Option<ApiServerPart>,
     /// Certificates, if used.
     pub certs: Option<CertOutputs>,
     /// Traffic counters by match port.
@@ -139,6 +142,7 @@ impl SnapshotSources {
             switches: forwarding.switches.clone(),
             report: state.as_ref().map(|state| state.ledger.health()),
             sites: sites.map(|sites| sites.handle.clone()),
+            api_server: sites.map(|sites| sites.api_server.clone()),
             certs: sites.and_then(|sites| sites.certs.clone()),
             traffic: traffic(forwarding),
             pressure: Arc::new(|| Box::pin(pressure())),
@@ -177,6 +181,7 @@ impl SnapshotSources {
             interface: self.link.as_ref().and_then(|link| link_fault(&self.interface, &link.borrow())),
             paths: self.paths(),
             services: self.services(),
+            api_server: self.api_server.as_ref().and_then(|part| part.fault.borrow().clone()),
             funnel_errors: self.funnel_errors().into_iter().map(|(service, why)| (service, why.to_string())).collect(),
             rules: self.rules(Instant::now()),
             switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
@@ -286,6 +291,7 @@ impl SnapshotSources {
             crashes: self.crashes,
             report: self.report.as_ref().map(|health| health.borrow().clone()),
             sites: self.sites.as_ref().map(FrontEnd::sample),
+            api_server: self.api_server.as_ref().map(|part| part.stats.sample()).unwrap_or_default(),
             funnel_errors: self.funnel_errors(),
             certs: self.certs.as_ref().map(|certs| CertState { state: Arc::clone(&certs.state.borrow()), leads: *certs.leads.borrow() }),
         }

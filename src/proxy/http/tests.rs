@@ -82,6 +82,7 @@ fn lab_with(unreachable_note: Option<PathBuf>) -> Lab {
         switches: switches_seen,
         report: None,
         sites: None,
+        api_server: None,
         certs: None,
         traffic: Arc::new(move || {
             let flows = counted.load(Ordering::SeqCst);

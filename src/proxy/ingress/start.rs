@@ -7,6 +7,8 @@ use tokio::sync::watch;
 
 use crate::api::routes::Host;
 use crate::edge::kube::Cluster;
+use crate::edge::tls::TlsError;
+use crate::model::api_server::upstream::ApiServerUpstream;
 use crate::model::config::source::ServeContent;
 use crate::model::front_end::vhosts::shares::Shares;
 use crate::model::front_end::vhosts::{Vhosts, shared_host};
@@ -16,6 +18,8 @@ use crate::runtime::resources;
 use crate::runtime::tasks::Tasks;
 use crate::runtime::watch_ext::put;
 
+use crate::proxy::api_server;
+use crate::proxy::api_server::start::{ApiServerInputs, ApiServerPart};
 use crate::proxy::certs::{self, CertOutputs};
 use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::start::ForwardingPart;
@@ -23,6 +27,7 @@ use crate::proxy::front_end::vhosts::VhostService;
 use crate::proxy::front_end::{self, Closing, FrontEnd, Limits, Loopback, endpoints, identify};
 use crate::proxy::ingress::advertise;
 use crate::proxy::ingress::serve_config_writer::{self, ServeStatus};
+use crate::proxy::ingress::services::SiteService;
 use crate::proxy::tailnet::daemon::DaemonHandle;
 use crate::proxy::tailnet::start::TailnetPart;
 
@@ -49,6 +54,7 @@ pub struct IngressInputs<'a> {
 #[derive(Debug)]
 pub struct Listening {
     pub handle: FrontEnd,
+    pub api_server: ApiServerPart,
     /// Certificates, if Secrets are available.
     pub certs: Option<CertOutputs>,
     /// Closing state of the front end.
@@ -92,7 +98,9 @@ impl Listening {
     fn start(inputs: IngressInputs<'_>, daemon: &DaemonHandle, tasks: &mut Tasks) -> Option<Self> {
         let IngressInputs { settings, cluster, configs, tailnet, forwarding } = inputs;
         let (sites_sender, sites) = watch::channel(Arc::default());
-        tasks.run_until_stop("sites", follow(configs.serve.services.clone(), settings.node_sites, sites_sender));
+        let upstream = settings.kube.as_ref().and_then(|kube| ApiServerUpstream::read(&kube.server));
+        let work = follow(configs.serve.services.clone(), settings.node_sites, upstream.clone(), sites_sender);
+        tasks.run_until_stop("sites", work);
         let (endpoints_sender, endpoints) = watch::channel(Arc::default());
         if let Some(cluster) = cluster.cloned() {
             tasks.run_until_stop("endpoints", endpoints::follow(cluster, sites.clone(), endpoints_sender));
@@ -116,6 +124,10 @@ impl Listening {
         };
         let (closing, told_to_close) = watch::channel(Closing::default());
         let certs = cluster.and_then(|cluster| certify(settings, cluster, daemon, tailnet, &sites, tasks));
+        let netmap = tailnet.netmap.clone();
+        let inputs = ApiServerInputs { cluster, upstream: upstream.as_ref(), api: &daemon.api, netmap, sites: sites.clone() };
+        let set_up = |error: &TlsError| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}");
+        let (service, api_server) = api_server::start::start(inputs, tasks).inspect_err(set_up).ok()?;
         let inputs = front_end::Inputs {
             certificates: certs.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |certs| certs.pairs.clone()),
             sites,
@@ -128,8 +140,8 @@ impl Listening {
             upgrades: front_end.upgrades.clone(),
         };
         let (handle, work) = VhostService::new(Some(identify::by(daemon.api.clone())))
-            .and_then(|service| front_end::create(inputs, service))
-            .inspect_err(|error| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}"))
+            .and_then(|vhosts| front_end::create(inputs, SiteService { vhosts, api_server: service }))
+            .inspect_err(set_up)
             .ok()?;
         let (ended, closed) = watch::channel(false);
         tasks.run_until_stop("listeners", async move {
@@ -138,7 +150,7 @@ impl Listening {
             // Keep the sender for later receivers.
             std::future::pending::<()>().await;
         });
-        Some(Self { handle, certs, closing, closed })
+        Some(Self { handle, api_server, certs, closing, closed })
     }
 }
 
@@ -170,10 +182,16 @@ async fn names(mut sites: watch::Receiver<Arc<Vhosts>>, wanted: watch::Sender<Ar
 }
 
 /// Publishes the virtual hosts of the config in force. Ends when the sender is dropped.
-async fn follow(mut served: watch::Receiver<Option<Arc<ServeContent>>>, on_node: bool, sites: watch::Sender<Arc<Vhosts>>) {
+async fn follow(
+    mut served: watch::Receiver<Option<Arc<ServeContent>>>,
+    on_node: bool,
+    upstream: Option<ApiServerUpstream>,
+    sites: watch::Sender<Arc<Vhosts>>,
+) {
     loop {
         if let Some(served) = served.borrow_and_update().as_ref() {
-            put(&sites, shared_host::listened(&served.sites, on_node));
+            let listened = shared_host::listened(&served.sites, on_node);
+            put(&sites, upstream.as_ref().map_or(Arc::clone(&listened), |upstream| upstream.routed(&listened)));
         }
         if served.changed().await.is_err() {
             return;

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::*;
+use crate::model::api_server::request_info::StreamKind;
 use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::EgressConfig;
@@ -42,6 +43,7 @@ fn snapshot(now: Instant) -> Snapshot {
         daemon: None,
         report: None,
         sites: None,
+        api_server: ApiServerSample::default(),
         crashes: 0,
         funnel_errors: BTreeMap::new(),
         certs: None,
@@ -197,6 +199,30 @@ async fn page_has_exactly_the_series_of_inputs() {
     ];
     blocked(&page, &["draining"]);
     exactly(&page, &["tailyard_ready", "tailyard_config", "tailyard_dns", "tailyard_tailscaled", "tailyard_state"], &expected);
+}
+
+#[test]
+fn requests_to_the_api_server_have_series() {
+    let metrics = Metrics::new().expect("families");
+    let latency = HistogramSample { bounds: &[0.1], counts: vec![2, 1], sum: 0.75 };
+    let api_server = ApiServerSample {
+        requests: [(("list", "pods", 200), 2), (("get", "other", 0), 1)].into(),
+        latency: [("list", latency)].into(),
+        refusals: [("Grants", 4)].into(),
+        streams: [(StreamKind::Exec, 1)].into(),
+    };
+    let page = metrics.page(&Snapshot { api_server, ..snapshot(Instant::now()) }, None);
+    let expected = [
+        r#"tailyard_api_server_requests_total{verb="get",resource="other",code="other"} 1"#,
+        r#"tailyard_api_server_requests_total{verb="list",resource="pods",code="200"} 2"#,
+        r#"tailyard_api_server_request_duration_seconds_bucket{verb="list",le="0.1"} 2"#,
+        r#"tailyard_api_server_request_duration_seconds_bucket{verb="list",le="+Inf"} 3"#,
+        r#"tailyard_api_server_request_duration_seconds_sum{verb="list"} 0.75"#,
+        r#"tailyard_api_server_request_duration_seconds_count{verb="list"} 3"#,
+        r#"tailyard_api_server_requests_refused_total{reason="Grants"} 4"#,
+        r#"tailyard_api_server_streams{kind="exec"} 1"#,
+    ];
+    exactly(&page, &["tailyard_api_server"], &expected);
 }
 
 /// A family on a page that the documentation lacks would have been written without the registry.

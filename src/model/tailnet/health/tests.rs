@@ -83,6 +83,13 @@ fn unadvertised_services_block_readiness() {
 }
 
 #[test]
+fn unreachable_api_server_blocks_readiness_alone() {
+    let facts = HealthInputs { api_server: Some("connection refused".into()), ..good() };
+    assert_eq!((names(&facts), forwards(&facts)), (vec!["api-server"], true));
+    assert_eq!(readiness(&facts)[0].to_string(), "api-server: the Kubernetes API server is unreachable: connection refused");
+}
+
+#[test]
 fn funnel_error_is_a_warning() {
     let facts = HealthInputs { funnel_errors: [("svc:a".to_owned(), "it may not be".to_owned())].into(), ..good() };
     assert_eq!(names(&facts), [""; 0]);
@@ -104,6 +111,7 @@ fn every_blocker_is_listed_and_has_a_text() {
         missing_configs: vec!["ingress"],
         daemon: DaemonHealth::Away("down".into()),
         interface: Some("tailscale0 is down".into()),
+        api_server: Some("connection refused".into()),
         rules: Rules::Missing { fault: None },
         switches: vec!["x".into()],
         ..HealthInputs::default()

@@ -1,0 +1,194 @@
+//! API server proxy: a service of the front end whose only upstream is the Kubernetes API server of the cluster.
+//!
+//! Requests impersonate the client's identity in the tailnet with the token of the Pod's service account, or in mode `noauth` have the client's
+//! own credentials. [`crate::model::api_server`] decides; own responses are `Status` objects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Response, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+
+use crate::api::routes::{ApiServerSite, Backend};
+use crate::model::api_server::base_path::BasePath;
+use crate::model::api_server::caller::{self, Caller};
+use crate::model::api_server::refusal::ApiServerRefusal;
+use crate::model::api_server::{self, ApiRoute, UPGRADES, status, web_page};
+use crate::model::front_end::vhosts::Vhost;
+use crate::model::front_end::vhosts::headers::{RequestInfo, Upgrades};
+
+use super::front_end::client::ClientConnection;
+use super::front_end::credentials::UpstreamCredentials;
+use super::front_end::seams::{HttpService, OwnResponse, UpstreamTarget};
+
+use callers::{Callers, ConnectionCaller};
+use stats::ApiServerStats;
+
+pub mod callers;
+pub mod reachability;
+pub mod start;
+pub mod stats;
+
+#[derive(Debug)]
+pub struct ApiServerService {
+    callers: Callers,
+    credentials: UpstreamCredentials,
+    base: BasePath,
+    upgrades: Upgrades,
+    stats: ApiServerStats,
+}
+
+/// Route of a request to the API server.
+#[derive(Debug)]
+pub struct ApiServerRoute {
+    site: Arc<ApiServerSite>,
+    backend: Arc<Backend>,
+    host: HeaderValue,
+    api: ApiRoute,
+    /// The client, once the request is authorized.
+    caller: Option<Arc<Caller>>,
+}
+
+impl ApiServerService {
+    pub fn new(callers: Callers, credentials: UpstreamCredentials, base: BasePath) -> Self {
+        let upgrades = Upgrades::read(UPGRADES).unwrap_or_default();
+        Self { callers, credentials, base, upgrades, stats: ApiServerStats::default() }
+    }
+
+    pub fn stats(&self) -> ApiServerStats {
+        self.stats.clone()
+    }
+
+    fn routed(
+        &self,
+        client: &ClientConnection<ConnectionCaller>,
+        vhost: &Vhost,
+        request: &Parts,
+        host: &HeaderValue,
+    ) -> Result<ApiServerRoute, ApiServerRefusal> {
+        let (named, site) = (host.to_str().unwrap_or_default(), vhost.api_server.clone().ok_or(ApiServerRefusal::NoUpstream)?);
+        // Without TLS, a browser may have resolved the name of another site to this address.
+        if !client.over_tls() && vhost.host(named).is_none() {
+            return Err(ApiServerRefusal::UnknownHost);
+        }
+        if caller::impersonates(&site) && web_page::is_of_another_site(&request.headers, named) {
+            return Err(ApiServerRefusal::OtherSite);
+        }
+        let backend = vhost.backends().next().cloned().ok_or(ApiServerRefusal::NoUpstream)?;
+        let api = api_server::route(request, &self.base)?;
+        Ok(ApiServerRoute { site, backend, host: host.clone(), api, caller: None })
+    }
+
+    fn refused(&self, refusal: &ApiServerRefusal) -> Box<OwnResponse> {
+        self.stats.refused(refusal.reason());
+        Box::new(own(refusal.code(), &refusal.to_string()))
+    }
+}
+
+impl HttpService for ApiServerService {
+    type Route = ApiServerRoute;
+    type Caller = ConnectionCaller;
+
+    fn route(
+        &self,
+        client: &ClientConnection<ConnectionCaller>,
+        site: &Vhost,
+        request: &Parts,
+        host: &HeaderValue,
+        _target: &PathAndQuery,
+    ) -> Result<ApiServerRoute, Box<OwnResponse>> {
+        self.routed(client, site, request, host).map_err(|refusal| self.refused(&refusal))
+    }
+
+    async fn authorize(
+        &self,
+        client: &ClientConnection<ConnectionCaller>,
+        route: &mut ApiServerRoute,
+        headers: &mut HeaderMap,
+    ) -> Result<(), Box<OwnResponse>> {
+        let caller = self.callers.of(client, &route.site).await;
+        let permitted = caller.and_then(|caller| caller.permit(&route.api).map(|()| caller));
+        let caller = permitted.map_err(|refusal| self.refused(&refusal))?;
+        let about = RequestInfo {
+            client: client.address.map(|address| address.ip()),
+            host: route.host.to_str().unwrap_or_default(),
+            over_tls: client.over_tls(),
+            identity: None,
+            app_caps: &[],
+        };
+        caller.forward(headers, about);
+        route.caller = Some(caller);
+        Ok(())
+    }
+
+    fn upstream<'a>(&'a self, route: &'a ApiServerRoute, headers: &mut HeaderMap) -> Result<UpstreamTarget<'a>, Box<OwnResponse>> {
+        if caller::impersonates(&route.site) {
+            let token = self.credentials.authorization().ok_or_else(|| self.refused(&ApiServerRefusal::NoUpstream))?;
+            headers.insert(AUTHORIZATION, token);
+        }
+        Ok(UpstreamTarget { backend: &route.backend, tls: &self.credentials.tls, host: &route.host, path: &route.api.path })
+    }
+
+    fn respond(&self, _client: &ClientConnection<ConnectionCaller>, status: StatusCode, message: &str) -> OwnResponse {
+        own(status, message)
+    }
+
+    /// Clients repeat a request after this status, as it had no effect.
+    fn unreachable(&self, _route: &ApiServerRoute, _status: StatusCode) -> StatusCode {
+        StatusCode::SERVICE_UNAVAILABLE
+    }
+
+    fn upgrades(&self, _site: &Vhost) -> Option<&Upgrades> {
+        Some(&self.upgrades)
+    }
+
+    fn trailers(&self, _route: &ApiServerRoute) -> fn(&mut HeaderMap) {
+        caller::trailers
+    }
+
+    fn answered(&self, client: &ClientConnection<ConnectionCaller>, route: &ApiServerRoute, status: StatusCode, waited: Duration) {
+        let request = &route.api.request;
+        self.stats.answered(request, status, waited);
+        tracing::debug!(
+            service = client.service(),
+            client = client.address.map(tracing::field::display),
+            user = route.caller.as_ref().and_then(|caller| caller.user()),
+            verb = request.verb,
+            group = request.group,
+            namespace = request.namespace,
+            resource = request.resource,
+            subresource = request.subresource,
+            name = request.name,
+            code = status.as_u16(),
+            seconds = waited.as_secs_f64(),
+            "request to the API server"
+        );
+    }
+
+    async fn tunnel<C, U>(&self, route: ApiServerRoute, mut client: C, mut upstream: U)
+    where
+        C: AsyncRead + AsyncWrite + Unpin + Send,
+        U: AsyncRead + AsyncWrite + Unpin + Send,
+    {
+        let _open = self.stats.opened(route.api.request.stream_kind());
+        // An error of either side is a normal end.
+        let _ = copy_bidirectional(&mut client, &mut upstream).await;
+    }
+
+    async fn revoked(&self, client: &ClientConnection<ConnectionCaller>) {
+        self.callers.revoked(client).await;
+    }
+}
+
+fn own(code: StatusCode, message: &str) -> OwnResponse {
+    let mut answer = Response::new(status::body(code, message).into());
+    *answer.status_mut() = code;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(status::CONTENT_TYPE));
+    if let Some(seconds) = status::retry_after(code) {
+        answer.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    answer
+}

@@ -1,0 +1,56 @@
+//! Start of the API server proxy.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::edge::kube::{Cluster, SERVICE_ACCOUNT};
+use crate::edge::localapi::LocalApi;
+use crate::edge::tls::TlsError;
+use crate::model::api_server::upstream::ApiServerUpstream;
+use crate::model::base::netmap::NetMap;
+use crate::model::front_end::vhosts::Vhosts;
+use crate::proxy::front_end::credentials::UpstreamCredentials;
+use crate::proxy::front_end::identify;
+use crate::runtime::tasks::Tasks;
+
+use super::callers::Callers;
+use super::stats::ApiServerStats;
+use super::{ApiServerService, reachability};
+
+#[derive(Debug)]
+pub struct ApiServerInputs<'a> {
+    pub cluster: Option<&'a Cluster>,
+    pub upstream: Option<&'a ApiServerUpstream>,
+    pub api: &'a LocalApi,
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    pub sites: watch::Receiver<Arc<Vhosts>>,
+}
+
+/// State of the API server proxy, for readiness and scrapes.
+#[derive(Debug, Clone)]
+pub struct ApiServerPart {
+    pub stats: ApiServerStats,
+    /// Why the API server is unreachable, if a virtual host needs it.
+    pub fault: watch::Receiver<Option<String>>,
+}
+
+/// Starts the tasks of the service, which are idle without a virtual host of the API server. Fails if TLS cannot be initialized.
+pub fn start(inputs: ApiServerInputs<'_>, tasks: &mut Tasks) -> Result<(ApiServerService, ApiServerPart), TlsError> {
+    let ApiServerInputs { cluster, upstream, api, netmap, sites } = inputs;
+    let (credentials, work) = UpstreamCredentials::follow(PathBuf::from(SERVICE_ACCOUNT))?;
+    let mut needed = sites.clone();
+    tasks.run_until_stop("credentials for the API server", async move {
+        if needed.wait_for(|sites| reachability::is_needed(sites)).await.is_ok() {
+            work.await;
+        }
+    });
+    let (sender, fault) = watch::channel(None);
+    tasks.run_until_stop("reachability of the API server", reachability::follow(cluster.cloned(), sites, sender));
+    let callers = Callers::new(identify::by(api.clone()), netmap);
+    let base = upstream.map(|upstream| upstream.base.clone()).unwrap_or_default();
+    let service = ApiServerService::new(callers, credentials, base);
+    let part = ApiServerPart { stats: service.stats(), fault };
+    Ok((service, part))
+}
