@@ -290,7 +290,7 @@ impl ProxyGroupSpec {
 
 impl ProxyGroupType {
     /// The types that Tailyard serves.
-    pub const SERVED: [Self; 2] = [Self::Egress, Self::Ingress];
+    pub const SERVED: [Self; 3] = [Self::Egress, Self::Ingress, Self::KubeApiServer];
 }
 
 /// Range of ports, inclusive.

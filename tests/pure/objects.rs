@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
-use tailyard::api::proxygroup::{Impersonation, ProxyGroupType};
+use tailyard::api::proxygroup::Impersonation;
 use tailyard::model::controller::key::WorkloadKey;
 use tailyard::model::controller::kinds::pass;
 use tailyard::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
@@ -249,7 +249,7 @@ fn api_server() -> (&'static str, Observed) {
     observed.replicas = BTreeMap::from([(0, ObservedReplica { config: Some(config), ..ObservedReplica::default() })]);
     observed.publish.listed = Some(Arc::new(ServiceList { at: observed.now, ..ServiceList::default() }));
     let all = Impersonation { users: vec!["*".to_owned()], groups: vec!["*".to_owned()] };
-    let settings = GroupSettings { impersonation: all, types: vec![ProxyGroupType::KubeApiServer], ..(*observed.settings).clone() };
+    let settings = GroupSettings { impersonation: all, ..(*observed.settings).clone() };
     observed.settings = Arc::new(settings);
     ("api-server", observed)
 }

@@ -154,7 +154,7 @@ const RECONCILER: [Section; 6] = [
             .help("Ranges allowed as targets of all proxies, also within --denied-targets, such as a Service of the cluster"),
         flag("--denied-targets", "TAILYARD_DENIED_TARGETS", "CIDR[,CIDR]", "")
             .help("Ranges rejected as targets of all proxies, whatever their ProxyClass allows"),
-        flag("--proxy-group-types", "TAILYARD_PROXY_GROUP_TYPES", "NAME[,NAME]", "egress,ingress")
+        flag("--proxy-group-types", "TAILYARD_PROXY_GROUP_TYPES", "NAME[,NAME]", "egress,ingress,kube-apiserver")
             .help("Types of the ProxyGroups to manage; others are left to the Tailscale operator"),
         flag("--impersonate-users", "TAILYARD_IMPERSONATE_USERS", "NAME[,NAME]", "").help(
             "Users that ProxyGroups of type kube-apiserver in mode auth may impersonate; * permits all but those of Kubernetes (system:). The \

@@ -12,8 +12,7 @@ use kit::hosted::DOMAIN;
 use kit::reconciler::{Stage, stage};
 use kit::wait::{eventually_async, until_async};
 
-const FLAGS: [&str; 6] =
-    ["--impersonate-users", "*", "--impersonate-groups", "viewers", "--proxy-group-types", "egress,ingress,kube-apiserver"];
+const FLAGS: [&str; 4] = ["--impersonate-users", "*", "--impersonate-groups", "viewers"];
 const OWN: &str = "tailyard-impersonation-kube";
 
 /// Limits what the reconciler may impersonate, and so what it may grant.
@@ -98,7 +97,7 @@ fn group_gets_the_rights_that_it_lists_and_none_that_the_reconciler_lacks() {
 #[test]
 fn group_in_mode_noauth_needs_no_right() {
     stage(async |stage| {
-        let _running = stage.reconciler_with("one", 9100, &["--proxy-group-types", "kube-apiserver"]);
+        let _running = stage.reconciler("one", 9100);
         stage.group_of("kube", json!({"type": "kube-apiserver", "replicas": 1, "kubeAPIServer": {"mode": "noauth"}})).await;
         stage.member("kube", 0).await;
         stage.certify(&format!("kube.{DOMAIN}")).await;

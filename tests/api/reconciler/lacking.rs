@@ -225,7 +225,7 @@ fn released_external_name_is_reported() {
 #[test]
 fn group_of_an_unserved_type_is_not_changed() {
     stage(async |stage| {
-        let running = stage.reconciler("one", 9100);
+        let running = stage.reconciler_with("one", 9100, &["--proxy-group-types", "egress,ingress"]);
         let group = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "in"}, "spec": {"type": "kube-apiserver"}});
         let groups = stage.all::<ProxyGroup>();
         groups.patch("in", &PatchParams::apply("user"), &Patch::Apply(&group)).await.expect("made");

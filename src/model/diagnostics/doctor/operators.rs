@@ -58,7 +58,7 @@ fn api_server_proxy(deployment: &Value) -> Option<Check> {
 /// Reports that both operators run. That is harmless only if no object is of both: the Tailscale operator serves groups of all types,
 /// and each Service and Ingress.
 fn both_run(facts: &ClusterFacts, ours: &Value, theirs: &Value) -> Check {
-    let types = variable(ours, "TAILYARD_PROXY_GROUP_TYPES").unwrap_or("egress,ingress");
+    let types = variable(ours, "TAILYARD_PROXY_GROUP_TYPES").unwrap_or("egress,ingress,kube-apiserver");
     let operators = format!("{} and the Tailscale operator {}", named(ours), named(theirs));
     let (mut shared, mut unread) = (Vec::new(), None);
     match &facts.groups {

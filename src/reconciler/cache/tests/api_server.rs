@@ -2,16 +2,14 @@
 
 use super::cluster::{Cluster, NS};
 use super::*;
-use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::workload::actions::GroupPlan;
 
 const ROLE: &str = "tailyard-impersonation-kube";
 
-/// A cluster whose reconciler serves all types of groups and may grant impersonation.
+/// A cluster whose reconciler may grant impersonation.
 fn cluster() -> Cluster {
     let mut settings = Cluster::new().settings_mut().clone();
     settings.impersonation.users = vec!["*".to_owned()];
-    settings.types.push(ProxyGroupType::KubeApiServer);
     let mut cluster = Cluster::of(settings, "https://controlplane.tailscale.com".to_owned(), BTreeMap::new(), 1_800_000_000);
     cluster.put("IngressClass", json!({"metadata": {"name": "tailscale"}, "spec": {"controller": "tailscale.com/ts-ingress"}}));
     cluster

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::publish::ingress;
 use super::*;
-use crate::api::proxygroup::{Impersonation, ProxyGroupType};
+use crate::api::proxygroup::Impersonation;
 use crate::api::vip::VipService;
 
 mod endpoint;
@@ -25,17 +25,16 @@ fn all() -> Impersonation {
     Impersonation { users: vec!["*".to_owned()], groups: vec!["*".to_owned()] }
 }
 
-/// A reconciler that serves all types of groups and may grant impersonation.
-fn serving_all() -> World {
+/// A reconciler that may grant impersonation.
+fn granting() -> World {
     let mut world = World::new();
-    world.settings.types = vec![ProxyGroupType::Egress, ProxyGroupType::Ingress, ProxyGroupType::KubeApiServer];
     world.settings.impersonation = all();
     world
 }
 
 /// A group of type `kube-apiserver`, with additional fields, not reconciled yet.
 fn kube(more: Value) -> World {
-    let mut world = serving_all();
+    let mut world = granting();
     world.group("kube", spec(more));
     world
 }
@@ -335,7 +334,7 @@ fn refused_new_name_leaves_the_former_one_served() {
 
 #[test]
 fn name_of_an_ingress_is_not_taken_and_that_of_the_api_neither() {
-    let mut world = serving_all();
+    let mut world = granting();
     world.group("in", ingress());
     world.plain("web", json!({}), json!({"clusterIP": "10.96.0.20", "ports": [{"port": 80}]}));
     world.ingress("shop", "in", ("kube", "web"));

@@ -126,6 +126,7 @@ fn unqueried_control_plane_changes_no_condition() {
 /// A new group of an unserved type.
 fn ingress() -> World {
     let mut world = World::new();
+    world.settings.types.retain(|served| *served != ProxyGroupType::KubeApiServer);
     world.group("pg", json!({"type": "kube-apiserver"}));
     let now = world.time();
     world.groups.get_mut("pg").expect("a group").metadata.creation_timestamp = Some(Time(now));

@@ -90,7 +90,7 @@ fn subjects(world: &World) -> Vec<String> {
 
 #[test]
 fn pods_go_on_with_their_config_and_rights_until_they_are_replaced() {
-    let mut world = serving_all();
+    let mut world = granting();
     of_the_tailscale_operator(&mut world);
     let devices: Vec<_> = world.devices.keys().cloned().collect();
     run(&mut world);
@@ -121,7 +121,7 @@ fn pods_go_on_with_their_config_and_rights_until_they_are_replaced() {
 
 #[test]
 fn pods_go_on_while_tailyard_may_not_impersonate() {
-    let mut world = serving_all();
+    let mut world = granting();
     world.settings.impersonation = Impersonation::default();
     of_the_tailscale_operator(&mut world);
     let set = world.objects[&object(Kind::StatefulSet, "kube")].clone();
