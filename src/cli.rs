@@ -6,6 +6,7 @@ mod demo;
 mod doctor;
 mod enable_ip_forwarding;
 mod flags;
+mod kubeconfig;
 mod load;
 mod plan;
 pub mod proxy;
@@ -49,6 +50,11 @@ enum Command {
     Status(status::StatusArgs),
     /// Find out what is wrong with a cluster or a machine, and how to repair it
     Doctor(doctor::DoctorArgs),
+    /// Add an API server proxy to your kubeconfig, or remove it
+    ///
+    /// Cluster, context and user are those that `tailscale configure kubeconfig` writes. Comments and all other entries stay byte for byte.
+    /// A file that cannot be parsed is not changed.
+    Kubeconfig(kubeconfig::KubeconfigArgs),
     #[allow(clippy::doc_markdown)]
     /// Release every Service, Ingress and ProxyGroup and delete their devices, before the chart is uninstalled
     ///
@@ -84,6 +90,7 @@ pub fn main() -> ExitCode {
         Command::Reconciler(args) => reconciler::run(&args.flags),
         Command::Status(args) => status::run(&args, &mut std::io::stdout()),
         Command::Doctor(args) => doctor::run(&args, &mut std::io::stdout()),
+        Command::Kubeconfig(args) => kubeconfig::run(&args, &mut std::io::stdout().lock()),
         Command::Uninstall(args) => uninstall::run(&args, &mut std::io::stdout()),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
         Command::EnableIpForwarding => enable_ip_forwarding::run(&mut std::io::stdout().lock()),

@@ -10,6 +10,7 @@ pub mod firewall;
 pub mod flows;
 pub mod front_end;
 pub mod ingress;
+pub mod kubeconfig;
 pub mod plan;
 pub mod settings;
 pub mod tailnet;

@@ -272,6 +272,22 @@ pub struct DebugRejects {
     pub incoming: Vec<serde_json::Value>,
 }
 
+/// A rule of `debug-packet-filter-rules`, with the capabilities that it grants.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct FilterRule {
+    #[serde(deserialize_with = "nullable")]
+    pub cap_grant: Vec<CapGrant>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct CapGrant {
+    /// Values by capability.
+    #[serde(deserialize_with = "nullable")]
+    pub cap_map: BTreeMap<String, serde_json::Value>,
+}
+
 /// Rejected flows of one direction, peer, protocol and reason. The endpoints are those of the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]

@@ -2,13 +2,13 @@
 //!
 //! A projected volume is a directory whose `..data` link the kubelet moves atomically from one complete set of files to the next. All keys
 //! are read through one resolved `..data`, so that values of two versions are never mixed. [`watch`] reports content changes. Content is
-//! not interpreted; files are written only by [`replace`] and [`replace_private`], and deleted only by [`remove`].
+//! not interpreted; files are written only by [`replace`], [`replace_private`] and [`replace_of_user`], and deleted only by [`remove`].
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -82,6 +82,25 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<(), FilesError> {
 /// As [`replace`], with mode 0600. Blocks.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FilesError> {
     replace_with_mode(path, content, 0o600).map_err(|source| FilesError::Unwritable { path: path.to_owned(), source })
+}
+
+/// As [`replace`], for a file of a user: the target of a link, with the mode of the former file, else 0600. Creates missing directories. Blocks.
+pub fn replace_of_user(path: &Path, content: &[u8]) -> Result<(), FilesError> {
+    let replace = || {
+        let target = match fs::canonicalize(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            target => target?,
+        };
+        let mode = fs::metadata(&target).map_or(0o600, |metadata| metadata.permissions().mode() & 0o777);
+        let directory = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::create_dir_all(directory)?;
+        let mut file = tempfile::Builder::new().prefix(".tailyard-").tempfile_in(directory)?;
+        file.write_all(content)?;
+        file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
+        file.as_file().sync_all()?;
+        file.persist(&target).map(drop).map_err(|error| error.error)
+    };
+    replace().map_err(|source| FilesError::Unwritable { path: path.to_owned(), source })
 }
 
 /// Removes a file; a missing one is no error. Blocks.

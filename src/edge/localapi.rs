@@ -3,6 +3,7 @@
 //! Each call has its own connection and timeout, so that a hanging call does not block others. [`Bus`] returns one message at a time and
 //! stores none; readers must process messages at once, as the daemon closes the stream of a slow reader.
 
+mod packet_filter;
 mod record;
 mod rejects;
 mod serve;

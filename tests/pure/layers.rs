@@ -55,7 +55,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("schemars", &["api"]),
     ("rustix", &["edge/daemon", "runtime/resources"]),
     ("rustls", &["edge/acme", "edge/tls", "model/ingress/certificate", "runtime/https"]),
-    ("serde_saphyr", &["cli/crd", "model/diagnostics/doctor/rights"]),
+    ("serde_saphyr", &["cli/crd", "model/diagnostics/doctor/rights", "model/kubeconfig/document", "model/kubeconfig/tree"]),
     ("socket2", &["edge/raw_tcp"]),
     ("tokio_rustls", &["edge/tls"]),
     ("tracing_subscriber", &["runtime/telemetry"]),

@@ -16,6 +16,7 @@ mod docs;
 mod firewall;
 mod front_end;
 mod kinds;
+mod kubeconfig;
 mod language;
 mod layers;
 mod metrics;

@@ -68,13 +68,16 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         Err(gap) => Err(gap.clone()),
     };
     let pods = list(Resource::POD, Some(namespace), Some(PROXIES)).await;
+    let reconciler = deployments.iter().flatten().find(|deployment| is_reconciler(deployment));
+    let [sets_of, groups_of] = [&sets, &groups].map(|objects| objects.as_deref().unwrap_or_default());
+    let proxies = rights::impersonating_proxies(namespace, sets_of, groups_of, reconciler);
     let mut view = ClusterView::new(namespace);
     view.take(StatusPart::Pods, pods.iter().flatten());
     ClusterFacts {
         server,
         live: live_status(cluster, view.with_status_endpoint()).await,
         definitions,
-        denied: denied(cluster, required, sets.as_deref().unwrap_or_default()).await,
+        denied: denied(cluster, required, proxies).await,
         policy: look(Resource::ADMISSION_POLICY, None, POLICY).await,
         policy_binding: look(Resource::ADMISSION_BINDING, None, POLICY).await,
         deployments,
@@ -133,13 +136,13 @@ fn reconciler_rights(namespace: &str, deployments: &[Value]) -> Vec<Right> {
 }
 
 /// Required rights that the accounts of the reconciler and of proxies lack.
-async fn denied(cluster: &Cluster, reconciler: Vec<Right>, sets: &[Value]) -> BTreeMap<String, ReadResult<Vec<Right>>> {
+async fn denied(cluster: &Cluster, reconciler: Vec<Right>, proxies: Vec<(String, Vec<Right>)>) -> BTreeMap<String, ReadResult<Vec<Right>>> {
     let namespace = cluster.namespace();
     // A review of one's own rights needs no right, e.g. for the reconciler in its Pod; a review of others does.
     let own = cluster.who().await.unwrap_or_default();
     let mut denied = BTreeMap::new();
     let mut wanted = vec![(ACCOUNT.to_owned(), reconciler)];
-    wanted.extend(rights::proxies(namespace, sets).into_iter().take(PROXY_ACCOUNTS));
+    wanted.extend(proxies.into_iter().take(PROXY_ACCOUNTS));
     for (account, rights) in wanted {
         let user = format!("system:serviceaccount:{namespace}:{account}");
         let reviews = stream::iter(rights).map(|right| {

@@ -12,11 +12,14 @@ use crate::edge::netns::{Namespace, NetnsError};
 use crate::edge::nft::Nft;
 use crate::edge::node;
 use crate::model::base::net::InterfaceName;
-use crate::model::diagnostics::doctor::node::{NamedFirewall, NodeFacts};
+use crate::model::diagnostics::doctor::node::{NamedFirewall, NodeFacts, kubernetes_grants as kubernetes_grants_of};
 use crate::model::tailnet::rejects::{RejectedFlow, recent};
 
 /// LocalAPI sockets of tailscaled, in a Pod and on a machine.
 const SOCKETS: [&str; 2] = ["/tmp/tailscaled.sock", "/var/run/tailscale/tailscaled.sock"];
+
+/// `TS_INTERNAL_APP` of Pods of type kube-apiserver.
+const API_SERVER_APP: &str = "k8s-operator-proxygroup-kube-apiserver";
 
 /// Collects all facts.
 pub(super) async fn facts() -> NodeFacts {
@@ -31,11 +34,14 @@ pub(super) async fn facts() -> NodeFacts {
             links: node::links().unwrap_or_default(),
             connections: pressure.map(|pressure| (pressure.entries, pressure.limit)).map_err(|error| error.to_string()),
             offloads: None,
+            kubernetes_grants: None,
             rejects: None,
         }
     };
     let api = tailscaled();
-    let (read, offloads, rejects) = tokio::join!(spawn_blocking(read), offloads(api.as_ref()), rejects(api.as_ref()));
+    let api = api.as_ref();
+    let (read, offloads, kubernetes_grants, rejects) =
+        tokio::join!(spawn_blocking(read), offloads(api), kubernetes_grants(api), rejects(api));
     let facts = read.unwrap_or_else(|error| NodeFacts {
         kernel: None,
         namespace: Err(error.to_string()),
@@ -44,9 +50,10 @@ pub(super) async fn facts() -> NodeFacts {
         links: Vec::new(),
         connections: Err(error.to_string()),
         offloads: None,
+        kubernetes_grants: None,
         rejects: None,
     });
-    NodeFacts { offloads, rejects, ..facts }
+    NodeFacts { offloads, kubernetes_grants, rejects, ..facts }
 }
 
 /// Tests which firewalls support our rules.
@@ -75,6 +82,12 @@ fn tailscaled() -> Option<LocalApi> {
 /// tailscaled's check of UDP GRO forwarding.
 async fn offloads(api: Option<&LocalApi>) -> Option<Result<Option<String>, String>> {
     Some(api?.check_udp_gro_forwarding().await.map_err(|error| error.to_string()))
+}
+
+/// Number of grants of the Kubernetes capability, in a Pod of a `ProxyGroup` of type kube-apiserver.
+async fn kubernetes_grants(api: Option<&LocalApi>) -> Option<Result<usize, String>> {
+    let api = api.filter(|_| std::env::var("TS_INTERNAL_APP").is_ok_and(|app| app == API_SERVER_APP))?;
+    Some(api.packet_filter_rules().await.map(|rules| kubernetes_grants_of(&rules)).map_err(|error| error.to_string()))
 }
 
 /// Rejected flows that tailscaled records.

@@ -157,6 +157,16 @@ pub fn is_reconciler(deployment: &Value) -> bool {
     labelled || deployment["metadata"]["name"] == "tailyard-reconciler"
 }
 
+/// Whether a `ProxyGroup` advertises Tailscale Services.
+fn advertises(group: &Value) -> bool {
+    group["spec"]["type"] == "ingress" || is_api_server(group)
+}
+
+/// Whether a `ProxyGroup` is an API server proxy.
+fn is_api_server(group: &Value) -> bool {
+    group["spec"]["type"] == "kube-apiserver"
+}
+
 /// Value of an environment variable of a Deployment's first container.
 pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
     let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;

@@ -10,12 +10,13 @@ use std::sync::{Mutex, PoisonError};
 use crate::cluster::{Cluster, commands};
 
 /// The documents whose blocks are all in [`BLOCKS`].
-pub const DOCUMENTS: [&str; 5] = ["README.md", HEADSCALE, QUICKSTART, UPGRADE, MIGRATE];
+pub const DOCUMENTS: [&str; 6] = ["README.md", HEADSCALE, QUICKSTART, UPGRADE, MIGRATE, API_SERVER];
 pub const README: &str = "README.md";
 pub const HEADSCALE: &str = "docs/headscale.md";
 pub const QUICKSTART: &str = "docs/quickstart.md";
 pub const UPGRADE: &str = "docs/upgrade.md";
 pub const MIGRATE: &str = "docs/migrate.md";
+pub const API_SERVER: &str = "docs/api-server.md";
 
 /// Tests that run blocks.
 pub const SERVICES: &str = "services::each_kind_of_service_is_served_and_leaves_nothing";
@@ -35,7 +36,7 @@ pub enum Fate {
 use Fate::{NotRun, RunBy};
 
 /// Every block of the documents, by its first words.
-pub const BLOCKS: [(&str, &str, Fate); 42] = [
+pub const BLOCKS: [(&str, &str, Fate); 45] = [
     (README, "$ make demo", NotRun("the tier demo runs the demo")),
     (README, "$ make image", RunBy(&[CROSSING])),
     (README, "$ kubectl annotate", RunBy(&[CROSSING])),
@@ -78,6 +79,17 @@ pub const BLOCKS: [(&str, &str, Fate); 42] = [
     (MIGRATE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", RunBy(&[SITES])),
     (MIGRATE, "$ kubectl get pods", RunBy(&[SITES])),
     (MIGRATE, "$ kubectl delete secret", RunBy(&[SITES])),
+    (API_SERVER, "$ helm upgrade", NotRun("the cluster tests set the same value when they install the chart")),
+    (
+        API_SERVER,
+        "apiVersion: tailscale.com/v1alpha1\nkind: ProxyGroup",
+        NotRun("the cluster tests apply these objects with their own names"),
+    ),
+    (
+        API_SERVER,
+        "$ tailyard kubeconfig",
+        NotRun("the cluster tests use kubectl on clients of a tailnet; tests/pure/kubeconfig.rs runs the command"),
+    ),
 ];
 
 /// A block of commands or objects.

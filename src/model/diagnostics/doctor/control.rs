@@ -7,7 +7,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::facts::{ClusterFacts, CredentialCheck, CredentialOutcome};
-use super::{Check, ReadResult, is_reconciler, page};
+use super::{Check, ReadResult, advertises, is_reconciler, page};
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::kinds::tailnet::Credentials;
@@ -88,13 +88,13 @@ pub fn credentials(place: &CredentialLocation, secret: &Value) -> Result<Credent
 /// Credentials of the reconciler itself.
 const OWN: &str = "the reconciler";
 
-/// Whether a group of type ingress has these credentials, or may have them.
-fn serves_ingress(groups: &ReadResult<Vec<Value>>, user: &str) -> bool {
+/// Whether a group that advertises has these credentials, or may have them.
+fn has_advertising_group(groups: &ReadResult<Vec<Value>>, user: &str) -> bool {
     let has = |group: &Value| match group["spec"]["tailnet"].as_str().filter(|name| !name.is_empty()) {
         Some(name) => user.strip_prefix("Tailnet ") == Some(name),
         None => user == OWN,
     };
-    groups.as_ref().map_or(true, |groups| groups.iter().any(|group| group["spec"]["type"] == "ingress" && has(group)))
+    groups.as_ref().map_or(true, |groups| groups.iter().any(|group| advertises(group) && has(group)))
 }
 
 pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
@@ -124,13 +124,13 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
                     format!("create credentials with all scopes and the tags in use ({pages})"),
                 )
             }
-            CredentialOutcome::WithoutServices(why) if serves_ingress(&facts.groups, user) => {
+            CredentialOutcome::WithoutServices(why) if has_advertising_group(&facts.groups, user) => {
                 let fix = format!("add the scope General/Services to the OAuth client ({})", page("tailscale.md"));
-                Check::bad(NAME, format!("{of} do not permit ProxyGroups of type ingress: {why}"), fix)
+                Check::bad(NAME, format!("{of} do not permit ProxyGroups of type ingress and kube-apiserver: {why}"), fix)
             }
             CredentialOutcome::WithoutServices(_) => {
                 let fix = format!("add the scope General/Services before you create one ({})", page("tailscale.md"));
-                Check::warn(NAME, format!("{of} work, but do not permit ProxyGroups of type ingress"), fix)
+                Check::warn(NAME, format!("{of} work, but do not permit ProxyGroups of type ingress and kube-apiserver"), fix)
             }
             CredentialOutcome::Unreachable(why) => Check::warn(
                 NAME,

@@ -2,6 +2,7 @@
 
 use super::network::KernelVersion;
 use super::{Check, page, rejects};
+use crate::api::localapi::FilterRule;
 use crate::model::tailnet::rejects::RejectedFlow;
 
 /// MTU of tailscaled's interface, in bytes; tunnel packets on links below this plus [`TUNNEL`] are fragmented.
@@ -12,6 +13,11 @@ const TUNNEL: u32 = 80;
 const FULL: f64 = 0.8;
 /// Conntrack table size below which the table is small for a proxy.
 const SMALL: u32 = 32_768;
+
+/// Capability by which the tailnet policy grants groups of Kubernetes.
+pub(super) const KUBERNETES: &str = "tailscale.com/cap/kubernetes";
+/// Its former name.
+const FORMER_KUBERNETES: &str = "https://tailscale.com/cap/kubernetes";
 
 /// Firewall by name, and the error if it does not work.
 pub type NamedFirewall = (&'static str, Result<(), String>);
@@ -32,12 +38,24 @@ pub struct NodeFacts {
     pub connections: Result<(u32, u32), String>,
     /// tailscaled's warning about UDP offloads; `None` without tailscaled, `Some(Ok(None))` without a warning.
     pub offloads: Option<Result<Option<String>, String>>,
+    /// Number of grants of the Kubernetes capability to this node; `None` outside of ProxyGroups of type kube-apiserver.
+    pub kubernetes_grants: Option<Result<usize, String>>,
     /// Connections that tailscaled rejected or that were rejected; `None` if it records none.
     pub rejects: Option<Vec<RejectedFlow>>,
 }
 
+/// Number of rules that grant the Kubernetes capability.
+pub fn kubernetes_grants(rules: &[FilterRule]) -> usize {
+    rules
+        .iter()
+        .flat_map(|rule| &rule.cap_grant)
+        .filter(|grant| [KUBERNETES, FORMER_KUBERNETES].iter().any(|name| grant.cap_map.contains_key(*name)))
+        .count()
+}
+
 pub fn checks(facts: &NodeFacts) -> Vec<Check> {
     let mut checks = vec![kernel(facts), firewall(facts), tun(facts), mtu(facts), offloads(facts), connections(facts)];
+    checks.extend(facts.kubernetes_grants.as_ref().map(grants));
     checks.extend(facts.rejects.as_deref().map(rejects::of_node));
     checks
 }
@@ -125,5 +143,17 @@ fn connections(facts: &NodeFacts) -> Check {
             Check::warn(NAME, format!("{entries} of {limit} entries are taken, and the table is small"), fix)
         }
         Ok((entries, limit)) => Check::ok(NAME, format!("{entries} of {limit} entries are taken")),
+    }
+}
+
+fn grants(found: &Result<usize, String>) -> Check {
+    const NAME: &str = "grants";
+    match found {
+        Err(why) => Check::warn(NAME, format!("tailscaled does not name the grants: {why}"), "look at tailscaled's log"),
+        Ok(0) => {
+            let fix = format!("add a grant of it to the tags of this ProxyGroup, or bind users in RBAC ({})", page("api-server.md"));
+            Check::warn(NAME, format!("no grant of {KUBERNETES} to this device: users have their login name and no group"), fix)
+        }
+        Ok(number) => Check::ok(NAME, format!("{number} of {KUBERNETES} to this device")),
     }
 }

@@ -6,6 +6,7 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::{is_api_server, variable};
 use crate::api::names;
 use crate::model::controller::workload::objects::APPLIED;
 use crate::model::controller::workload::role::RoleConfig;
@@ -128,6 +129,43 @@ fn of_set(namespace: &str, set: &Value) -> Option<(String, Vec<Right>)> {
     Some((pod["serviceAccountName"].as_str()?.to_owned(), secrets.chain(reads).collect()))
 }
 
+/// Maximum users and groups of a `ProxyGroup` whose impersonation is checked: each is a request.
+const MAX_SUBJECTS: usize = 10;
+
+/// Permissions of [`proxies`], and those to impersonate: of groups of type kube-apiserver in mode auth, which have the users and groups of their
+/// own list, else of the reconciler's. These are the first.
+pub fn impersonating_proxies(namespace: &str, sets: &[Value], groups: &[Value], reconciler: Option<&Value>) -> Vec<(String, Vec<Right>)> {
+    let mut proxies = proxies(namespace, sets);
+    let mut first = Vec::new();
+    for group in groups.iter().filter(|group| is_api_server(group) && group["spec"]["kubeAPIServer"]["mode"] != "noauth") {
+        let Some((account, mut rights)) = group["metadata"]["name"].as_str().and_then(|name| proxies.remove_entry(name)) else { continue };
+        rights.extend(impersonation(&group["spec"]["tailyard"]["impersonation"], reconciler));
+        first.push((account, rights));
+    }
+    first.into_iter().chain(proxies).collect()
+}
+
+/// Permissions to impersonate the users and groups of a list, else of the reconciler.
+fn impersonation(list: &Value, reconciler: Option<&Value>) -> Vec<Right> {
+    let mut rights = Vec::new();
+    for (resource, name) in [("users", "TAILYARD_IMPERSONATE_USERS"), ("groups", "TAILYARD_IMPERSONATE_GROUPS")] {
+        let configured = || reconciler.and_then(|deployment| variable(deployment, name)).unwrap_or_default().split(',');
+        let names: Vec<&str> = if list.is_null() {
+            configured().map(str::trim).filter(|name| !name.is_empty()).collect()
+        } else {
+            list[resource].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+        };
+        let right =
+            |name: &str| Right { resource: resource.to_owned(), verb: "impersonate".to_owned(), name: name.to_owned(), ..Right::default() };
+        if names.contains(&"*") {
+            rights.push(right(""));
+        } else {
+            rights.extend(names.into_iter().take(MAX_SUBJECTS).map(right));
+        }
+    }
+    rights
+}
+
 /// Permissions granted in a namespace by the roles of a file.
 fn granted(file: &str, namespace: &str, includes: impl Fn(&str) -> bool) -> Vec<Right> {
     let documents = file.split("\n---\n").filter_map(|text| serde_saphyr::from_str::<RoleDocument>(text).ok());
@@ -219,6 +257,40 @@ mod tests {
             |annotations: Value| serde_json::json!({"metadata": {"name": "api", "annotations": annotations}, "spec": {"template": pod}});
         assert!(proxies("ts", &[set(serde_json::json!({}))]).is_empty(), "a ProxyGroup of type kube-apiserver");
         assert_eq!(proxies("ts", &[set(serde_json::json!({APPLIED: "hash"}))]).len(), 1);
+    }
+
+    #[test]
+    fn impersonation_is_required_of_proxies_in_mode_auth_for_the_listed_names() {
+        use serde_json::json;
+        let set = |name: &str| {
+            let pod = json!({"spec": {"serviceAccountName": name, "containers": []}});
+            json!({"metadata": {"name": name, "annotations": {APPLIED: "hash"}}, "spec": {"replicas": 0, "template": pod}})
+        };
+        let group = |name: &str, mode: &Value, list: &Value| {
+            let spec = json!({"type": "kube-apiserver", "kubeAPIServer": {"mode": mode}, "tailyard": {"impersonation": list}});
+            json!({"metadata": {"name": name}, "spec": spec})
+        };
+        let variable = |name: &str, value: &str| json!({"name": name, "value": value});
+        let env = [variable("TAILYARD_IMPERSONATE_USERS", "*"), variable("TAILYARD_IMPERSONATE_GROUPS", "a, system:masters")];
+        let reconciler = json!({"spec": {"template": {"spec": {"containers": [{"env": env}]}}}});
+        let listed = json!({"users": ["me@example.com"]});
+        let groups = [
+            group("z-all", &Value::Null, &Value::Null),
+            group("z-listed", &json!("auth"), &listed),
+            group("z-noauth", &json!("noauth"), &listed),
+            group("absent", &json!("auth"), &listed),
+        ];
+        let sets = ["a", "z-all", "z-listed", "z-noauth"].map(set);
+        let required = |reconciler| {
+            let proxies = impersonating_proxies("ts", &sets, &groups, reconciler);
+            proxies.into_iter().map(|(account, rights)| (account, text_of(&rights))).collect::<Vec<_>>()
+        };
+        let row = |account: &str, text: &str| (account.to_owned(), text.to_owned());
+        let all = "impersonate groups a, impersonate groups system:masters, impersonate users";
+        let others = [row("a", ""), row("z-noauth", "")];
+        let listed = row("z-listed", "impersonate users me@example.com");
+        assert_eq!(required(Some(&reconciler)), [&[row("z-all", all), listed.clone()], &others[..]].concat());
+        assert_eq!(required(None), [&[row("z-all", ""), listed], &others[..]].concat(), "the condition of the ProxyGroup reports it");
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
+use super::node::KUBERNETES;
 use super::objects::{assignment, ingress_reports, warnings};
-use super::{Check, listed, named, page};
+use super::{Check, advertises, is_api_server, listed, named, page};
 use crate::model::controller::policy::annotations::is_tag;
 use crate::model::controller::workload::tailnet_setting::{AUTO_APPROVERS, TailnetSetting};
 
@@ -22,9 +23,9 @@ fn conditions(kind: &str, objects: &[Value]) -> Vec<(String, String)> {
     objects.iter().flat_map(of).collect()
 }
 
-/// Tags of the groups of a type, or of all.
-fn tags(groups: &[Value], type_: Option<&str>, default: &[String]) -> BTreeSet<String> {
-    let groups = groups.iter().filter(|group| type_.is_none_or(|type_| group["spec"]["type"] == type_));
+/// Tags of the groups that are included.
+fn tags(groups: &[Value], includes: fn(&Value) -> bool, default: &[String]) -> BTreeSet<String> {
+    let groups = groups.iter().filter(|group| includes(group));
     let own = |group: &Value| group["spec"]["tags"].as_array().filter(|tags| !tags.is_empty()).cloned();
     let text = |tags: Vec<Value>| tags.iter().filter_map(|tag| tag.as_str().map(str::to_owned)).collect::<Vec<_>>();
     groups.flat_map(|group| own(group).map_or_else(|| default.to_vec(), text)).collect()
@@ -41,7 +42,7 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
         Err(gap) => return vec![Check::unread(NAME, "conditions of ProxyGroups", gap, "list proxygroups.tailscale.com")],
     };
     let default = assignment(facts).0.workloads.tags;
-    let (all, publishing) = (tags(groups, None, &default), tags(groups, Some("ingress"), &default));
+    let [all, publishing, api_servers] = [|_: &Value| true, advertises, is_api_server].map(|includes| tags(groups, includes, &default));
     let ingresses = ingress_reports(facts).into_iter();
     let reports = conditions("ProxyGroup", groups).into_iter().chain(conditions("Service", facts.services.as_deref().unwrap_or_default()));
     let reports = reports.chain(ingresses.map(|fault| (format!("Ingress {}/{}", fault.namespace, fault.name), fault.message)));
@@ -55,7 +56,8 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
         let list = |tags: &BTreeSet<String>| listed(tags.iter().cloned().collect(), ", ");
         let owners = (!all.is_empty()).then(|| format!("; groups need tagOwners for {}", list(&all)));
         let approvers = (!publishing.is_empty()).then(|| format!(" and {AUTO_APPROVERS}.services for {}", list(&publishing)));
-        let needed = owners.into_iter().chain(approvers).collect::<String>();
+        let grants = (!api_servers.is_empty()).then(|| format!(", and a grant of {KUBERNETES} to {}", list(&api_servers)));
+        let needed = owners.into_iter().chain(approvers).chain(grants).collect::<String>();
         return vec![Check::ok(NAME, format!("no fault names a setting that it lacks{needed}"))];
     }
     let warn = |(setting, rows): (TailnetSetting, BTreeSet<String>)| {

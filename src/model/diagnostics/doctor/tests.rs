@@ -212,6 +212,7 @@ fn machine() -> node::NodeFacts {
         links: vec![("eth0".into(), 1500), ("lo".into(), 65_536), ("tailscale0".into(), 1280)],
         connections: Ok((120, 262_144)),
         offloads: Some(Ok(None)),
+        kubernetes_grants: None,
         rejects: Some(Vec::new()),
     }
 }
@@ -229,6 +230,7 @@ fn broken() -> node::NodeFacts {
         links: vec![("eth0".into(), 1300)],
         connections: Ok((31_000, 32_000)),
         offloads: Some(Ok(Some("UDP GRO forwarding is suboptimally configured on eth0".into()))),
+        kubernetes_grants: Some(Ok(0)),
         rejects: recent(&rejected, Duration::from_hours(498_876)),
     }
 }
@@ -250,6 +252,24 @@ fn doctor_output_matches_golden_files() {
         assert_eq!(exit_code(&checks), code, "{name}");
     }
     golden("ill.json", &(serde_json::to_string_pretty(&cluster::checks(&ill())).expect("JSON") + "\n"));
+}
+
+#[test]
+fn grants_of_the_kubernetes_capability_are_counted_in_a_proxy_of_the_api_server() {
+    let grants = |value: Value| node::kubernetes_grants(&serde_json::from_value::<Vec<_>>(value).expect("rules"));
+    let grant = |name: &str| json!({"SrcIPs": ["100.64.0.2"], "CapGrant": [{"Dsts": ["100.64.0.1/32"], "CapMap": {name: [{}]}}]});
+    let ports = json!({"SrcIPs": ["*"], "DstPorts": [{"IP": "*", "Ports": {"First": 0, "Last": 65535}}], "CapGrant": null});
+    let other = json!({"CapGrant": [{"CapMap": null}, {"CapMap": {"tailscale.com/cap/ingress": null}}]});
+    assert_eq!(grants(json!([ports, other])), 0);
+    let both = ["tailscale.com/cap/kubernetes", "https://tailscale.com/cap/kubernetes"].map(grant);
+    assert_eq!(grants(json!([ports, both[0], other, both[1]])), 2);
+    let found = |grants| {
+        let checks = node::checks(&node::NodeFacts { kubernetes_grants: grants, ..machine() });
+        checks.into_iter().filter(|check| check.name == "grants").map(|check| check.finding).collect::<Vec<_>>()
+    };
+    assert_eq!(found(None), [], "another proxy or machine");
+    assert_eq!((found(Some(Ok(1))), found(Some(Ok(0)))), (vec![Finding::Ok], vec![Finding::Warn]));
+    assert_eq!(found(Some(Err("no answer".to_owned()))), [Finding::Warn]);
 }
 
 #[test]
@@ -354,7 +374,7 @@ fn address_overlap_with_the_tailnet_is_found() {
 }
 
 #[test]
-fn missing_scope_for_services_is_bad_only_for_a_tailnet_with_an_ingress_group() {
+fn missing_scope_for_services_is_bad_only_for_a_tailnet_with_a_group_that_advertises() {
     let outcome = CredentialOutcome::WithoutServices("get a Tailscale Service: not permitted".into());
     let with = |user: &str, groups| {
         let tried = CredentialCheck { user: user.into(), secret: "s".into(), outcome: outcome.clone() };
@@ -363,8 +383,9 @@ fn missing_scope_for_services_is_bad_only_for_a_tailnet_with_an_ingress_group() 
     let mut in_lab = group("web", "ingress");
     in_lab["spec"]["tailnet"] = json!("lab");
     let one = |group: &Value| Ok(vec![group.clone()]);
-    let bad = "do not permit ProxyGroups of type ingress: get a Tailscale Service: not permitted";
+    let bad = "do not permit ProxyGroups of type ingress and kube-apiserver: get a Tailscale Service: not permitted";
     finds(&with("the reconciler", one(&group("web", "ingress"))), "credentials", Finding::Bad, bad);
+    finds(&with("the reconciler", one(&group("kube", "kube-apiserver"))), "credentials", Finding::Bad, bad);
     finds(&with("Tailnet lab", one(&in_lab)), "credentials", Finding::Bad, bad);
     finds(&with("the reconciler", Err(Gap::Forbidden)), "credentials", Finding::Bad, bad);
     for harmless in [with("the reconciler", one(&in_lab)), with("Tailnet lab", one(&group("eg", "egress")))] {

@@ -41,6 +41,14 @@ fn fault_of_a_group_service_or_ingress_names_the_setting_of_the_tailnet() {
         (of_ingress(approval), "Ingress u/shop: 1/2", r#""autoApprovers": {"services": {"tag:a""#),
         (of_ingress(routes), "Ingress u/shop: The control plane", "\"autoApprovers\""),
         (of_ingress(https), "Ingress u/shop: The certificate", "enable HTTPS certificates on the DNS page of the admin console"),
+        (
+            ClusterFacts {
+                groups: Ok(vec![reporting("kube", "kube-apiserver", "0/2 proxy backends ready and advertising; HTTPSDisabled")]),
+                ..well()
+            },
+            "ProxyGroup kube: 0/2",
+            "enable HTTPS",
+        ),
         (of_group("1 of 1 certificates cannot be ordered: shop.ts.net (HTTPSDisabled)."), "ProxyGroup eg: 1 of 1", "enable HTTPS"),
     ];
     for (facts, what, fix) in table {
@@ -62,6 +70,8 @@ fn policy_entries_that_groups_need_are_named_without_a_fault() {
     let without = "no fault names a setting that it lacks";
     assert_eq!(needs(&[]), without);
     assert_eq!(needs(&[group("eg", "egress")]), format!("{without}; groups need tagOwners for tag:k8s"));
+    let api_server = "tagOwners for tag:k8s and autoApprovers.services for tag:k8s, and a grant of tailscale.com/cap/kubernetes to tag:k8s";
+    assert_eq!(needs(&[group("kube", "kube-apiserver")]), format!("{without}; groups need {api_server}"));
     let both = [group("eg", "egress"), own];
     assert_eq!(
         needs(&both),
