@@ -9,6 +9,7 @@
 )]
 
 mod advertise;
+mod api_server;
 mod cluster;
 mod crossing;
 mod dropin;

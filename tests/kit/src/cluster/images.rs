@@ -19,13 +19,15 @@ pub const TAILYARD: &str = "localhost/tailyard:lab";
 
 /// The Tailscale operator's proxy; its path ends as that of the published one does.
 pub const STOCK: &str = "localhost/tailscale:1";
+/// The Tailscale operator's proxy of type kube-apiserver.
+pub const K8S_PROXY: &str = "localhost/k8s-proxy:1";
 /// The Tailscale operator.
 pub const OPERATOR: &str = "localhost/k8s-operator:1";
 
 /// Busybox applets of the shell image.
-const APPLETS: [&str; 26] = [
+const APPLETS: [&str; 27] = [
     "sh", "cat", "date", "echo", "env", "false", "grep", "head", "hostname", "httpd", "id", "ip", "ls", "mkdir", "nc", "nslookup", "ping",
-    "ps", "rm", "sed", "sleep", "sysctl", "timeout", "true", "wc", "wget",
+    "ps", "rm", "sed", "sleep", "sysctl", "tar", "timeout", "true", "wc", "wget",
 ];
 
 /// Images that every node has.
@@ -68,10 +70,20 @@ pub fn stock(servers: &Path) -> PathBuf {
 
 /// The image of the Tailscale operator, with the same CA.
 pub fn operator(servers: &Path) -> PathBuf {
-    let mut command = plain(OPERATOR);
-    command.args(["--program", &format!("{}=/usr/local/bin/operator", text(&servers.join("k8s-operator")))]);
-    command.args(["--cmd", "/usr/local/bin/operator"]);
-    archive("operator", trusting(command))
+    only(OPERATOR, &format!("{}=/usr/local/bin/operator", text(&servers.join("k8s-operator"))))
+}
+
+/// The image of its proxy of type kube-apiserver, with the same CA.
+pub fn k8s_proxy(servers: &Path) -> PathBuf {
+    only(K8S_PROXY, &format!("{}=/usr/local/bin/k8s-proxy", text(&servers.join("k8s-proxy"))))
+}
+
+/// The image of one program, which it runs, with that CA.
+fn only(name: &str, program: &str) -> PathBuf {
+    let path = program.rsplit_once('=').expect("a path").1;
+    let mut command = plain(name);
+    command.args(["--program", program, "--cmd", path]);
+    archive(name.rsplit('/').next().expect("a name"), trusting(command))
 }
 
 fn program() -> Command {

@@ -92,7 +92,7 @@ const DAEMON: &[&str] = &["tailscaled", "tailscale"];
 const HEADSCALE: &[&str] = &["headscale"];
 const HOSTED: &[&str] = &["hosted"];
 const ACME: &[&str] = &["pebble", "pebble-challtestsrv"];
-const OPERATOR: &[&str] = &["containerboot", "k8s-operator"];
+const OPERATOR: &[&str] = &["containerboot", "k8s-operator", "k8s-proxy"];
 const CLUSTER_PROGRAMS: &[&str] = &crate::cluster::PROGRAMS;
 
 const fn test(target: &'static str) -> Program {
@@ -144,6 +144,7 @@ pub static TAILYARD: Table = Table {
         clusters(&["services"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 350),
         clusters(&["ingress"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 210),
         Tier { slots: 2, ..clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240) },
+        clusters(&["api_server"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 180),
         clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, OPERATOR], 600),
         Tier { slots: 2, by_hand: true, ..clusters(&["upgrade"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240) },
     ],
