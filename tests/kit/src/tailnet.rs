@@ -131,6 +131,16 @@ impl Tailnet {
         self.lab("cert-domains", &["--request", "PUT", "--data", &body]);
     }
 
+    /// Sets the grants of app capabilities in the policy of the stand-in's tailnet, which has `recorderAddrs` in place of tags of recorders.
+    pub fn set_grants(&self, grants: &serde_json::Value) {
+        self.lab("grants", &["--request", "PUT", "--data", &grants.to_string()]);
+    }
+
+    /// Gives the node of this name, which may join later, to a user of its own in the stand-in's tailnet.
+    pub fn set_login(&self, node: &str, login: &str) {
+        self.lab(&format!("logins/{node}"), &["--request", "PUT", "--data", &serde_json::Value::from(login).to_string()]);
+    }
+
     /// Number of auth keys that the stand-in has created.
     pub fn minted_keys(&self) -> usize {
         serde_json::from_str::<Vec<serde_json::Value>>(&self.lab("key-requests", &[])).expect("a list").len()

@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use nix::sys::signal::Signal;
@@ -34,13 +35,45 @@ pub struct LoadRun(Process);
 impl TailnetClient {
     /// Joins the tailnet; its ACME server must be running.
     pub fn join(tailnet: &Arc<Tailnet>) -> Self {
-        let (machine, tailscaled) = tailnet.node("user");
+        Self::join_as(tailnet, "user", &[])
+    }
+
+    /// As [`Self::join`], with this name and these arguments of `tailscale up`.
+    pub fn join_as(tailnet: &Arc<Tailnet>, name: &str, args: &[&str]) -> Self {
+        let machine = tailnet.machine(name);
+        let tailscaled = machine.tailscaled();
+        tailnet.join(&machine, args);
         behind_a_gateway(&machine);
         let client = Self { machine, roots: tailnet.dir().join("roots.pem"), _tailscaled: tailscaled, tailnet: Arc::clone(tailnet) };
         let authority = tailnet.dir().join("ca.crt").display().to_string();
         let root = client.curl(&["--cacert", &authority, "https://hs.lab:15000/roots/0"]).expect("the root of the ACME server");
         fs::write(&client.roots, root).expect("written");
         client
+    }
+
+    /// The client's machine.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// CA certificates that the client trusts.
+    pub fn roots(&self) -> &Path {
+        &self.roots
+    }
+
+    /// A command on the client's machine that trusts the lab's ACME server.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = self.machine.command(program);
+        command.env("SSL_CERT_FILE", &self.roots);
+        command
+    }
+
+    /// Lets programs of the machine resolve the name of a Tailscale Service or device, as MagicDNS does.
+    pub fn resolve(&self, service: &str) {
+        let (address, name) = (self.address(service).expect("a Tailscale Service or a device"), self.name(service));
+        let script = r#"grep -v " $2\$" /etc/hosts > /run/hosts; echo "$1 $2" >> /run/hosts; cat /run/hosts > /etc/hosts"#;
+        let status = self.machine.command(Path::new("sh")).args(["-c", script, "sh", &address, &name]).status();
+        assert!(status.expect("nsenter").success(), "{name}");
     }
 
     /// The answer of a name over `http` or `https`, on a new connection. The connect timeout of 3 s leaves room for a second SYN, which
@@ -87,7 +120,7 @@ impl TailnetClient {
     }
 
     /// The name of a Tailscale Service or device in the tailnet.
-    fn name(&self, service: &str) -> String {
+    pub fn name(&self, service: &str) -> String {
         self.tailnet.name_of(service)
     }
 

@@ -286,9 +286,9 @@ func (a *api) expire(_ http.ResponseWriter, node *tailcfg.Node) {
 // time, which testcontrol copies, and is alive. testcontrol keeps the node of the old key beside it, with the same identity and
 // addresses, and lists both to peers in any order: the old one loses them here, as peers would send to it otherwise.
 func (a *api) renew(r *tailcfg.MapRequest) (done func()) {
-	a.nameLogins()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.nameLogins()
 	node := a.tailnet.Node(r.NodeKey)
 	if node == nil || a.expired[r.NodeKey] || node.KeyExpiry.IsZero() {
 		return nil

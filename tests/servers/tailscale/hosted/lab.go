@@ -26,6 +26,9 @@ type lab struct {
 	tokenLife   time.Duration
 	jwt         string          // the identity token that is exchanged for an access token; none if it is empty
 	nodes       []*tailcfg.Node // nodes without a tailscaled
+	grants      []grant
+	granted     string                   // what nodes have of them
+	logins      map[string]tailcfg.Login // of nodes that are users' own, by hostname
 }
 
 // fault is what happens to one request. Without a status, a cut or garbage it is served, late if it is slow.
@@ -38,7 +41,7 @@ type fault struct {
 }
 
 func newLab() lab {
-	return lab{calls: []string{}, keyRequests: []json.RawMessage{}, denied: map[string]int{}, tokenLife: time.Hour}
+	return lab{calls: []string{}, keyRequests: []json.RawMessage{}, denied: map[string]int{}, tokenLife: time.Hour, logins: map[string]tailcfg.Login{}}
 }
 
 // labHandler serves the endpoints of tests: JSON bodies, and statuses as the API has them.
@@ -69,6 +72,8 @@ func (a *api) labHandler() http.Handler {
 	on("DELETE /lab/tokens", func(http.ResponseWriter, *http.Request) { clear(a.tokens) })
 	on("PUT /lab/jwt", body(func(_ *http.Request, jwt string) { a.lab.jwt = jwt }))
 	on("PUT /lab/cert-domains", body(a.setCertDomains))
+	on("PUT /lab/grants", body(func(_ *http.Request, grants []grant) { a.lab.grants = grants }))
+	on("PUT /lab/logins/{hostname}", body(func(r *http.Request, name string) { a.addLogin(r.PathValue("hostname"), name) }))
 	return mux
 }
 

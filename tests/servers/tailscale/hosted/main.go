@@ -5,9 +5,9 @@
 // beside it. The API is written from its published contract, version 2 (https://tailscale.com/api): OAuth tokens, keys,
 // devices, services. Differences from the real one: a node joins with any key, and has the tags of the oldest one that no node has
 // joined with; a name that is taken gets no number; a deleted device disappears from the API, but stays connected, and returns with its
-// identity if it logs in with another key; all nodes have logins of one name; a node that advertises a service is approved for it unless the API refused it, and one such
-// node is primary of the service, the same for every peer; there is no policy: every node may use Funnel, and may hand over its
-// connections; nothing outlives the process.
+// identity if it logs in with another key; all nodes have logins of one name, except those of PUT /lab/logins; a node that advertises a service is approved for it unless the API refused it, and one such
+// node is primary of the service, the same for every peer; the policy has grants of app capabilities alone (PUT /lab/grants): every
+// node reaches every other one, may use Funnel, and may hand over its connections; nothing outlives the process.
 //
 // With -listen it serves the API alone, over plain HTTP, for tests without real nodes. In both modes tests inspect and change its state,
 // and script faults, by endpoints under /lab/, which are no part of the API: see lab.go.

@@ -44,6 +44,7 @@ func (a *api) serveServices() {
 			a.rename(node.Key)
 		}
 		a.route(nodes, hosts, primary)
+		a.grant(nodes)
 	}
 }
 
