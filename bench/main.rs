@@ -84,6 +84,7 @@ fn question(benchmark: Benchmark) -> (Place, fn(&Args) -> Result<Sheet>) {
         Benchmark::PeersNames => (Machine, peers::names::bench),
         Benchmark::PeersThroughput => (Machine, peers::throughput::bench),
         Benchmark::PeersRestart => (Machine, peers::restart::bench),
+        Benchmark::PeersApiserver => (Machine, peers::apiserver::bench),
     }
 }
 

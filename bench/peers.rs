@@ -4,6 +4,7 @@
 //! the environment, the config files, the state Secret and the service account that the Tailscale operator provides to a proxy of a
 //! `ProxyGroup`; only the program differs. Needs root and the output of `tests/servers/build`.
 
+pub(crate) mod apiserver;
 pub(crate) mod connect;
 pub(crate) mod faults;
 pub(crate) mod footprint;

@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// For `first`: number of existing Services, 1000 by default; for `standalone_many`: number of Services, 20 by default
     #[arg(long, value_name = "N")]
     pub(crate) services: Option<usize>,
-    /// Number of rounds of `rolling` (5 by default), `standalone` and `standalone_many` (3)
+    /// Number of rounds of `rolling` and `peers_apiserver` (5 by default), `standalone` and `standalone_many` (3)
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<usize>,
     /// Run the one named benchmark in this process

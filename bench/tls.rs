@@ -35,10 +35,10 @@ const SERVICE: &str = "svc:web";
 
 /// The result of one measurement.
 #[derive(Default)]
-struct Slice {
-    latencies: Vec<f64>,
-    failed: usize,
-    rate: f64,
+pub(crate) struct Slice {
+    pub(crate) latencies: Vec<f64>,
+    pub(crate) failed: usize,
+    pub(crate) rate: f64,
 }
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
@@ -110,7 +110,7 @@ fn count(number: usize) -> f64 {
 /// As many full handshakes as some clients can make one after another, each for the next name; connecting is counted too.
 async fn handshakes(front: &Arc<Front>) -> Slice {
     let next = Arc::new(AtomicUsize::new(0));
-    slice((0..AT_ONCE).map(|_| (Arc::clone(front), Arc::clone(&next))).collect(), |(front, next)| {
+    slice(SLICE, (0..AT_ONCE).map(|_| (Arc::clone(front), Arc::clone(&next))).collect(), |(front, next)| {
         let (front, name) = (Arc::clone(front), name(next.fetch_add(1, Ordering::Relaxed)));
         async move { front.tls(SERVICE, &name, "http/1.1").await.is_ok() }
     })
@@ -145,7 +145,7 @@ async fn requests(front: Arc<Front>, backend: Arc<Backend>, direct: bool) -> Sli
 /// The same for clients that are connected.
 async fn ask(clients: Vec<Client>, url: String) -> Slice {
     let clients = clients.into_iter().map(|client| Arc::new(Mutex::new(client))).collect();
-    slice(clients, move |client: &Arc<Mutex<Client>>| {
+    slice(SLICE, clients, move |client: &Arc<Mutex<Client>>| {
         let (client, url) = (Arc::clone(client), url.clone());
         async move {
             let mut client = client.lock().await;
@@ -167,8 +167,8 @@ async fn plain(backend: &Backend) -> Result<Client> {
     Ok(client)
 }
 
-/// Does the work of each client over and over, for the time of a slice.
-async fn slice<C, F>(clients: Vec<C>, work: impl Fn(&C) -> F + Clone + Send + 'static) -> Slice
+/// Does the work of each client over and over, for this time.
+pub(crate) async fn slice<C, F>(lasts: Duration, clients: Vec<C>, work: impl Fn(&C) -> F + Clone + Send + 'static) -> Slice
 where
     C: Send + Sync + 'static,
     F: Future<Output = bool> + Send,
@@ -179,7 +179,7 @@ where
         let work = work.clone();
         tasks.spawn(async move {
             let mut slice = Slice::default();
-            while begun.elapsed() < SLICE {
+            while begun.elapsed() < lasts {
                 let due = Instant::now();
                 if work(&client).await {
                     slice.latencies.push(ms(due.elapsed()));

@@ -28,7 +28,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use super::{AT_ONCE, Slice, add, ask, count, rates, slice};
+use super::{AT_ONCE, SLICE, Slice, add, ask, count, rates, slice};
 use crate::support::{Sheet, ratios};
 
 /// How long is waited for a connection.
@@ -170,7 +170,7 @@ impl Site {
     async fn handshakes(&self) -> Handshakes {
         let failed = Arc::new(Step::ALL.map(|_| AtomicUsize::new(0)));
         let counted = Arc::clone(&failed);
-        let slice = slice(vec![self.clone(); AT_ONCE], move |site| {
+        let slice = slice(SLICE, vec![self.clone(); AT_ONCE], move |site| {
             let (site, failed) = (site.clone(), Arc::clone(&counted));
             async move {
                 let made = site.connect().await;

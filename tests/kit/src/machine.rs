@@ -177,12 +177,17 @@ impl Machine {
 
     /// The process of this name that runs in the machine, by its id outside.
     pub fn pid_of(&self, name: &str) -> Option<i32> {
+        self.pids_of(name).into_iter().next()
+    }
+
+    /// All processes of this name that run in the machine, by their ids outside.
+    pub fn pids_of(&self, name: &str) -> Vec<i32> {
         let space = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
         let own = space(&self.pid.to_string());
         let entries = fs::read_dir("/proc").expect("/proc");
         let pids = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).filter(|pid| pid.parse::<i32>().is_ok());
         let named = |pid: &String| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
-        pids.filter(named).find(|pid| space(pid) == own).and_then(|pid| pid.parse().ok())
+        pids.filter(named).filter(|pid| space(pid) == own).filter_map(|pid| pid.parse().ok()).collect()
     }
 
     /// Kills the process of this name.

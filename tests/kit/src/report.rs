@@ -50,6 +50,7 @@ pub enum Benchmark {
     PeersNames,
     PeersThroughput,
     PeersRestart,
+    PeersApiserver,
 }
 
 impl Benchmark {

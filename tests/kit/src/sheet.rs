@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 pub struct Sheet {
     /// Its question.
     pub question: String,
+    /// What the size of a point counts: `service` unless set.
+    #[serde(default = "service", skip_serializing_if = "is_service")]
+    pub counts: String,
     /// Conditions of the measurement.
     pub conditions: Conditions,
     /// The figures.
@@ -67,7 +70,7 @@ pub struct Point {
     pub plot: String,
     /// The system: `Tailyard, nftables`, `Tailscale proxy, nftables`, `plain forwarding`.
     pub system: String,
-    /// With how many services; a limit does not depend on them.
+    /// With how many services, or other things that the sheet counts; a limit does not depend on them.
     pub size: Option<u64>,
 }
 
@@ -91,11 +94,19 @@ impl Point {
     }
 }
 
+fn service() -> String {
+    "service".to_owned()
+}
+
+fn is_service(noun: &str) -> bool {
+    noun == "service"
+}
+
 impl Sheet {
     /// An empty sheet of this machine.
     #[must_use]
     pub fn new(question: &str) -> Self {
-        Self { question: question.to_owned(), conditions: Conditions::here(), lines: Vec::new() }
+        Self { question: question.to_owned(), counts: service(), conditions: Conditions::here(), lines: Vec::new() }
     }
 
     /// Notes the version of something that is measured.
@@ -110,8 +121,8 @@ impl Sheet {
 
     /// Adds a line that is also plotted.
     pub fn plot(&mut self, point: Point, unit: &str, samples: Vec<f64>, goal: Option<&str>) {
-        let services = point.size.map_or_else(String::new, |size| format!(", {}", counted(size, "service")));
-        let what = format!("{}: {}{services}", point.plot, point.system);
+        let size = point.size.map_or_else(String::new, |size| format!(", {}", counted(size, &self.counts)));
+        let what = format!("{}: {}{size}", point.plot, point.system);
         let line = Line::of(what, unit, samples, goal);
         self.lines.extend(line.map(|line| Line { point: Some(point), ..line }));
     }

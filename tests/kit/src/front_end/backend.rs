@@ -68,6 +68,11 @@ impl Backend {
 
     /// A backend with both over TLS, with an untrusted certificate.
     pub async fn over_tls(name: &str, alpn: &[&str]) -> Self {
+        Self::at("127.0.0.1:0".parse().expect("an address"), name, Some(Self::untrusted(alpn))).await
+    }
+
+    /// TLS with an untrusted certificate.
+    pub fn untrusted(alpn: &[&str]) -> TlsAcceptor {
         let made = rcgen::generate_simple_self_signed(vec!["backend".to_owned()]).expect("a certificate");
         let chain = CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).expect("a certificate");
         let key = PrivateKeyDer::from_pem_slice(made.signing_key.serialize_pem().as_bytes()).expect("a key");
@@ -75,7 +80,7 @@ impl Backend {
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().expect("versions");
         let mut config = builder.with_no_client_auth().with_single_cert(vec![chain], key).expect("a config");
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-        Self::at("127.0.0.1:0".parse().expect("an address"), name, Some(Arc::new(config).into())).await
+        Arc::new(config).into()
     }
 
     /// Ends it with all its connections.
@@ -123,13 +128,19 @@ async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body>
     state.requests.fetch_add(1, Ordering::SeqCst);
     state.paths.lock().expect("no panic").push(request.uri().path().to_owned());
     match request.uri().path() {
-        path if path == "/ws" || path.ends_with("/exec") => {
+        // As a kubelet: sessions of `exec` echo what they receive, or send bytes until they are closed.
+        path if path == "/ws" || path.ends_with("/exec") || path.starts_with("/exec/") => {
+            let is_endless = request.uri().query().is_some_and(|query| query.contains("command=endless"));
             assert!(request.headers()[CONNECTION].to_str().is_ok_and(|value| value.eq_ignore_ascii_case("upgrade")));
             let protocol = request.headers()[UPGRADE].clone();
             let upgraded = hyper::upgrade::on(&mut request);
             tokio::spawn(async move {
                 let (mut read, mut write) = tokio::io::split(TokioIo::new(upgraded.await.expect("upgraded")));
-                let _ = copy(&mut read, &mut write).await;
+                if is_endless {
+                    let _ = copy(&mut tokio::io::repeat(b'x'), &mut write).await;
+                } else {
+                    let _ = copy(&mut read, &mut write).await;
+                }
             });
             let answer = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS).header(CONNECTION, "Upgrade");
             answer.header(UPGRADE, protocol).body(whole("")).expect("an answer")

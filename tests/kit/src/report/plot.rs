@@ -45,6 +45,8 @@ const COLOURS: [(&str, Colour); 9] = [
 struct Panel<'a> {
     title: &'a str,
     unit: &'a str,
+    /// What the sizes count.
+    noun: &'a str,
     curves: Vec<Curve<'a>>,
 }
 
@@ -84,7 +86,7 @@ fn panels(sheet: &Sheet) -> Vec<Panel<'_>> {
     let mut panels: Vec<Panel<'_>> = Vec::new();
     for (point, line) in sheet.lines.iter().filter(|line| is_drawn(sheet, line)).filter_map(|line| Some((line.point.as_ref()?, line))) {
         let found = panels.iter().position(|panel| panel.title == point.plot).unwrap_or_else(|| {
-            panels.push(Panel { title: &point.plot, unit: &line.unit, curves: Vec::new() });
+            panels.push(Panel { title: &point.plot, unit: &line.unit, noun: &sheet.counts, curves: Vec::new() });
             panels.len() - 1
         });
         if let Some(panel) = panels.get_mut(found) {
@@ -197,7 +199,7 @@ impl<'a> Panel<'a> {
         for size in self.sizes() {
             drawing.text((frame.x(across(size, ends)), frame.bottom + 18.0), Anchor::Middle, MUTED, false, &written(exact(size)));
         }
-        drawing.text((frame.right_edge, frame.bottom + 33.0), Anchor::End, MUTED, false, "services");
+        drawing.text((frame.right_edge, frame.bottom + 33.0), Anchor::End, MUTED, false, &format!("{}s", self.noun));
         let mut labels = Vec::new();
         for curve in &self.curves {
             let points = curve.points(ends);
