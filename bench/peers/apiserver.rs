@@ -15,7 +15,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use kit::apiserver::{Cluster, cluster};
 use kit::front_end::backend::Backend;
 use kit::front_end::front::{Authority, client};
@@ -45,9 +45,32 @@ pub(crate) struct Extent {
     pub(crate) restarts: usize,
     /// Duration of one measurement.
     pub(crate) slice: Duration,
+    /// How long the load goes on after a kill.
+    pub(crate) after_kill: Duration,
     pub(crate) pods: usize,
     pub(crate) watches: usize,
+    /// Bytes of a long session.
+    pub(crate) session: usize,
 }
+
+const FULL: Extent = Extent {
+    rounds: 5,
+    restarts: 3,
+    slice: Duration::from_secs(3),
+    after_kill: Duration::from_secs(15),
+    pods: 10_000,
+    watches: 500,
+    session: 64 << 20,
+};
+const QUICK: Extent = Extent {
+    rounds: 1,
+    restarts: 0,
+    slice: Duration::from_millis(300),
+    after_kill: Duration::from_secs(4),
+    pods: 300,
+    watches: 50,
+    session: 4 << 20,
+};
 
 /// A way to the API server, with its samples.
 pub(crate) struct Side {
@@ -59,12 +82,8 @@ pub(crate) struct Side {
 }
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
-    let extent = if args.quick {
-        Extent { rounds: 1, restarts: 0, slice: Duration::from_millis(300), pods: 300, watches: 50 }
-    } else {
-        let rounds = args.rounds.unwrap_or(5);
-        Extent { rounds, restarts: rounds.min(3), slice: Duration::from_secs(3), pods: 10_000, watches: 500 }
-    };
+    let whole = if args.quick { QUICK } else { FULL };
+    let extent = Extent { rounds: args.rounds.unwrap_or(whole.rounds), ..whole };
     servers(&["etcd", "kube-apiserver", "hosted", "tailscaled", "tailscale", "k8s-proxy"]);
     let mut sheet = Sheet::new("The proxy of the Kubernetes API server beside the stock k8s-proxy");
     "client".clone_into(&mut sheet.counts);
@@ -159,24 +178,15 @@ async fn measure(sides: &mut [Side], admin: &Site, extent: Extent) -> Result<()>
     users.dedup();
     ensure!(users.len() == 1, "the proxies name different users: {users:?}");
     content::permit(admin, &users[0]).await?;
-    for round in 0..=extent.rounds {
-        // The first round warms up.
-        let (extent, warms_up) = (if round == 0 { extent.short() } else { extent }, round == 0);
+    for side in &*sides {
+        side.requests(1, extent.slice).await.context("warming up")?;
+    }
+    for round in 0..extent.rounds {
         for side in in_turn(sides.iter_mut(), round) {
             side.turn(admin, extent, round).await.inspect_err(|_| eprintln!("{}", side.output()))?;
-            if warms_up {
-                side.samples = Samples::default();
-            }
         }
     }
     Ok(())
-}
-
-impl Extent {
-    /// That of the round that warms up.
-    fn short(self) -> Self {
-        Self { restarts: 0, slice: self.slice / 3, watches: self.watches / 10, ..self }
-    }
 }
 
 impl Side {

@@ -51,7 +51,7 @@ impl LoadOutcome {
 }
 
 /// The longest time between two of these moments, or after the last.
-fn gap(mut moments: Vec<Duration>, until: Duration) -> Duration {
+pub(crate) fn gap(mut moments: Vec<Duration>, until: Duration) -> Duration {
     moments.sort_unstable();
     moments.push(moments.last().copied().unwrap_or_default().max(until));
     let apart = moments.windows(2).filter_map(|pair| Some(pair.last()?.saturating_sub(*pair.first()?)));

@@ -10,6 +10,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::client::{Exchange, Site};
 use super::content::POD;
+use crate::traffic::outcome::gap;
 
 /// Clients, each with a connection that it uses again, and how often each sends a request.
 const CLIENTS: usize = 20;
@@ -55,10 +56,8 @@ pub(crate) async fn during(site: &Site, after: Duration, event: impl FnOnce() ->
     let took = happened.elapsed();
     sleep(after).await;
     over.store(true, Ordering::Relaxed);
-    let mut exchanges: Vec<_> = clients.join_all().await.into_iter().flatten().collect();
-    exchanges.sort_unstable_by_key(|(ended, _)| *ended);
+    let exchanges: Vec<_> = clients.join_all().await.into_iter().flatten().collect();
     let count = |wanted: Exchange| exchanges.iter().filter(|(_, exchange)| *exchange == wanted).count();
-    let answered: Vec<Duration> = exchanges.iter().filter(|(_, exchange)| *exchange != Exchange::Failed).map(|(ended, _)| *ended).collect();
-    let gap = answered.windows(2).filter_map(|pair| Some(pair.last()?.saturating_sub(*pair.first()?))).max();
-    Ok(Experience { failed: count(Exchange::Failed), repeated: count(Exchange::Repeated), gap: gap.unwrap_or(CALM + took + after), took })
+    let answered = exchanges.iter().filter(|(_, exchange)| *exchange != Exchange::Failed).map(|(ended, _)| *ended).collect();
+    Ok(Experience { failed: count(Exchange::Failed), repeated: count(Exchange::Repeated), gap: gap(answered, CALM + took + after), took })
 }

@@ -24,19 +24,15 @@ use crate::tls::slice;
 const CLIENTS: [u64; 3] = [1, 10, 100];
 /// Watches that are opened at a time.
 const AT_ONCE: usize = 16;
-/// Time for the remaining work after all watches are open, and how long they are observed without an event.
-const REST: Duration = Duration::from_secs(2);
 /// Changes of the watched object, and the time between two.
 const CHANGES: usize = 10;
 const BETWEEN: Duration = Duration::from_millis(200);
 /// How long watches may take to deliver an event.
 const DELIVERY: Duration = Duration::from_secs(30);
-/// Sessions of one measurement, and bytes of a long one.
+/// Sessions of one measurement.
 const SESSIONS: usize = 20;
-const SESSION: usize = 64 << 20;
-/// How long the load goes on after a restart, and after a kill.
+/// How long the load goes on after a restart.
 const AFTER_RESTART: Duration = Duration::from_secs(3);
-const AFTER_KILL: Duration = Duration::from_secs(15);
 
 /// Samples of one way.
 #[derive(Default)]
@@ -88,19 +84,18 @@ impl Side {
         }
         let list = self.list(extent.slice).await.context("lists")?;
         self.samples.list.push(list);
-        let (latencies, stream) = (self.exec().await.context("sessions")?, self.stream().await.context("a long session")?);
+        let (latencies, stream) = (self.exec().await.context("sessions")?, self.stream(extent.session).await.context("a long session")?);
         self.samples.exec.extend(latencies);
         self.samples.stream.push(stream);
-        let watches = self.watches(admin, extent.watches).await.context("watches")?;
+        let watches = self.watches(admin, extent.watches, extent.slice).await.context("watches")?;
         self.samples.watches.push(watches);
-        let Some(group) = self.group.as_mut().filter(|_| round > 0) else { return Ok(()) };
+        let Some(group) = self.group.as_mut() else { return Ok(()) };
         let site = self.site.clone();
-        // The replica that has the watches, whose connections end with this turn, is that which answers requests.
-        let kill = || group.kill_busiest(|| std::thread::sleep(REST));
-        self.samples.kill.push(load::during(&site, AFTER_KILL, kill).await?);
+        let kill = || group.kill_busiest(|| std::thread::sleep(extent.slice));
+        self.samples.kill.push(load::during(&site, extent.after_kill, kill).await?);
         group.wait_ready();
         site.reached(POD).await?;
-        if round <= extent.restarts {
+        if round < extent.restarts {
             let restart = || {
                 group.restart();
                 Ok(())
@@ -111,7 +106,7 @@ impl Side {
         Ok(())
     }
 
-    async fn requests(&self, clients: u64, lasts: Duration) -> Result<Requests> {
+    pub(crate) async fn requests(&self, clients: u64, lasts: Duration) -> Result<Requests> {
         let mut connections = Vec::new();
         for _ in 0..clients {
             connections.push(Arc::new(Mutex::new(self.site.connect().await?)));
@@ -156,11 +151,11 @@ impl Side {
     }
 
     /// Reads a long session.
-    async fn stream(&self) -> Result<Transfer> {
+    async fn stream(&self, size: usize) -> Result<Transfer> {
         let mut session = self.site.exec(&content::exec(true)).await?;
         let (mut buffer, mut bytes) = (vec![0; 64 << 10], 0);
         let (before, begun) = (used(self.group.as_ref())?, Instant::now());
-        while bytes < SESSION {
+        while bytes < size {
             let read = session.read(&mut buffer).await?;
             ensure!(read > 0, "the session ended after {bytes} bytes");
             bytes += read;
@@ -168,7 +163,7 @@ impl Side {
         Ok(Transfer::of(bytes, begun, used(self.group.as_ref())?.since(before)))
     }
 
-    async fn watches(&self, admin: &Site, count: usize) -> Result<Watches> {
+    async fn watches(&self, admin: &Site, count: usize, rest: Duration) -> Result<Watches> {
         let events = Arc::new(AtomicUsize::new(0));
         let mut open = JoinSet::new();
         for first in (0..count).step_by(AT_ONCE) {
@@ -179,9 +174,9 @@ impl Side {
         }
         // Each begins with the present state.
         delivered(&events, count).await?;
-        sleep(REST).await;
+        sleep(rest).await;
         let (resident, before, begun) = (resident(self.group.as_ref())?, used(self.group.as_ref())?, Instant::now());
-        sleep(REST).await;
+        sleep(rest).await;
         let (rested, lasted) = (used(self.group.as_ref())?, begun.elapsed());
         for change in 1..=CHANGES {
             content::change(admin, change).await?;
