@@ -139,14 +139,14 @@ pub fn impersonating_proxies(namespace: &str, sets: &[Value], groups: &[Value], 
     let mut first = Vec::new();
     for group in groups.iter().filter(|group| is_api_server(group) && group["spec"]["kubeAPIServer"]["mode"] != "noauth") {
         let Some((account, mut rights)) = group["metadata"]["name"].as_str().and_then(|name| proxies.remove_entry(name)) else { continue };
-        rights.extend(impersonation(&group["spec"]["tailyard"]["impersonation"], reconciler));
+        rights.extend(impersonation_of(&group["spec"]["tailyard"]["impersonation"], reconciler));
         first.push((account, rights));
     }
     first.into_iter().chain(proxies).collect()
 }
 
 /// Permissions to impersonate the users and groups of a list, else of the reconciler.
-fn impersonation(list: &Value, reconciler: Option<&Value>) -> Vec<Right> {
+fn impersonation_of(list: &Value, reconciler: Option<&Value>) -> Vec<Right> {
     let mut rights = Vec::new();
     for (resource, name) in [("users", "TAILYARD_IMPERSONATE_USERS"), ("groups", "TAILYARD_IMPERSONATE_GROUPS")] {
         let configured = || reconciler.and_then(|deployment| variable(deployment, name)).unwrap_or_default().split(',');
