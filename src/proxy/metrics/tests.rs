@@ -73,6 +73,7 @@ fn exactly(page: &str, prefixes: &[&str], expected: &[&str]) {
 #[track_caller]
 fn blocked(page: &str, unmet: &[&str]) {
     let names = [
+        "api-server",
         "config",
         "draining",
         "forwarding",
