@@ -163,7 +163,7 @@ pub struct Tailyard {
     /// permitted only if it is listed, `*` permits all others. Default: those that the reconciler may impersonate, which limit this list, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub impersonation: Option<Impersonation>,
-    /// How the Kubernetes API is served; type kube-apiserver only.
+    /// Endpoint of the Kubernetes API; type kube-apiserver only.
     #[serde(default, rename = "kubeAPIServer", skip_serializing_if = "Option::is_none")]
     pub kube_api_server: Option<ApiServerEndpoint>,
 }

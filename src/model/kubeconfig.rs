@@ -12,9 +12,9 @@ mod tree;
 use serde_json::Value;
 
 pub use address::{Address, AddressFault};
-use document::Document;
-pub use document::DocumentFault;
-use edits::{Edit, Fields, Section};
+pub use document::EntryFault;
+use document::YamlDocument;
+use edits::{EntryList, Fields, TextEdit};
 
 /// User that `tailscale configure kubeconfig` writes, with a token that the proxy ignores: without one, kubectl prompts for a password.
 const DUMMY_USER: &str = "tailscale-auth";
@@ -39,14 +39,14 @@ pub struct Access {
 pub enum KubeconfigFault {
     /// Index of the file.
     #[error("{1}")]
-    Document(usize, DocumentFault),
+    Document(usize, EntryFault),
     #[error("no kubeconfig has a user {0:?}; add it by kubectl config set-credentials, or omit the option")]
     NoUser(String),
 }
 
 /// Files in kubectl's order of precedence.
 struct Files {
-    documents: Vec<Option<Document>>,
+    documents: Vec<Option<YamlDocument>>,
     changed: Vec<bool>,
 }
 
@@ -68,27 +68,27 @@ impl Access {
         let (cluster, url, context) = (self.address.name(), self.address.url(), self.context_name());
         let mut fields: Fields<'_> = self.authority.iter().map(|file| ("certificate-authority", file.as_str())).collect();
         fields.push(("server", &url));
-        files.put(Section::Clusters, &cluster, &fields)?;
-        let present = files.find(Section::Contexts, &context).map(|(_, entry)| entry["context"].clone());
+        files.put(EntryList::Clusters, &cluster, &fields)?;
+        let present = files.find(EntryList::Contexts, &context).map(|(_, entry)| entry["context"].clone());
         let user = match (&self.user, present.as_ref().and_then(|context| context["user"].as_str())) {
             (Some(user), _) => user,
             // The user's own choice, for a proxy without authentication.
-            (None, Some(user)) if files.find(Section::Users, user).is_some() => user,
+            (None, Some(user)) if files.find(EntryList::Users, user).is_some() => user,
             (None, _) => DUMMY_USER,
         };
-        if files.find(Section::Users, user).is_none() {
+        if files.find(EntryList::Users, user).is_none() {
             if user != DUMMY_USER {
                 return Err(KubeconfigFault::NoUser(user.to_owned()));
             }
-            files.put(Section::Users, user, &vec![DUMMY_TOKEN])?;
+            files.put(EntryList::Users, user, &vec![DUMMY_TOKEN])?;
         }
         let mut fields = vec![("cluster", cluster.as_str())];
         fields.extend(self.namespace.as_deref().map(|namespace| ("namespace", namespace)));
         fields.push(("user", user));
-        files.put(Section::Contexts, &context, &fields)?;
+        files.put(EntryList::Contexts, &context, &fields)?;
         if !self.keep_context && files.current() != Some(&context) {
             let index = files.default();
-            files.apply(index, &Edit::Current(&context))?;
+            files.apply(index, &TextEdit::Current(&context))?;
         }
         Ok(files.texts())
     }
@@ -99,21 +99,21 @@ impl Access {
 pub fn remove(address: &Address, texts: &[Option<String>]) -> Result<Vec<Option<String>>, KubeconfigFault> {
     let mut files = Files::parse(texts)?;
     let cluster = address.name();
-    let contexts = files.names(Section::Contexts, |entry| entry["context"]["cluster"] == cluster);
+    let contexts = files.names(EntryList::Contexts, |entry| entry["context"]["cluster"] == cluster);
     let had_dummy =
-        files.names(Section::Contexts, |entry| entry["context"]["cluster"] == cluster && entry["context"]["user"] == DUMMY_USER);
-    files.delete(Section::Clusters, &cluster, |_| true)?;
+        files.names(EntryList::Contexts, |entry| entry["context"]["cluster"] == cluster && entry["context"]["user"] == DUMMY_USER);
+    files.delete(EntryList::Clusters, &cluster, |_| true)?;
     for context in &contexts {
-        files.delete(Section::Contexts, context, |entry| entry["context"]["cluster"] == cluster)?;
+        files.delete(EntryList::Contexts, context, |entry| entry["context"]["cluster"] == cluster)?;
     }
     let (key, token) = DUMMY_TOKEN;
-    if !had_dummy.is_empty() && files.names(Section::Contexts, |entry| entry["context"]["user"] == DUMMY_USER).is_empty() {
-        files.delete(Section::Users, DUMMY_USER, |entry| entry["user"] == serde_json::json!({ key: token }))?;
+    if !had_dummy.is_empty() && files.names(EntryList::Contexts, |entry| entry["context"]["user"] == DUMMY_USER).is_empty() {
+        files.delete(EntryList::Users, DUMMY_USER, |entry| entry["user"] == serde_json::json!({ key: token }))?;
     }
     for index in 0..files.documents.len() {
-        let current = files.documents[index].as_ref().and_then(Document::current);
+        let current = files.documents[index].as_ref().and_then(YamlDocument::current);
         if current.is_some_and(|current| contexts.iter().any(|context| context == current)) {
-            files.apply(index, &Edit::Current(""))?;
+            files.apply(index, &TextEdit::Current(""))?;
         }
     }
     Ok(files.texts())
@@ -122,7 +122,7 @@ pub fn remove(address: &Address, texts: &[Option<String>]) -> Result<Vec<Option<
 impl Files {
     fn parse(texts: &[Option<String>]) -> Result<Self, KubeconfigFault> {
         let parse = |(index, text): (usize, &Option<String>)| {
-            text.as_deref().map(Document::parse).transpose().map_err(|fault| KubeconfigFault::Document(index, fault))
+            text.as_deref().map(YamlDocument::parse).transpose().map_err(|fault| KubeconfigFault::Document(index, fault))
         };
         let documents = texts.iter().enumerate().map(parse).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { changed: vec![false; documents.len()], documents })
@@ -134,7 +134,7 @@ impl Files {
     }
 
     /// First file that has an entry, and the entry.
-    fn find(&self, section: Section, name: &str) -> Option<(usize, &Value)> {
+    fn find(&self, section: EntryList, name: &str) -> Option<(usize, &Value)> {
         let documents = self.documents.iter().enumerate().filter_map(|(index, document)| Some((index, document.as_ref()?)));
         documents
             .flat_map(|(index, document)| document.entries(section).map(move |entry| (index, entry)))
@@ -142,28 +142,28 @@ impl Files {
     }
 
     /// Names of the matching entries of all files.
-    fn names(&self, section: Section, matches: impl Fn(&Value) -> bool) -> Vec<String> {
+    fn names(&self, section: EntryList, matches: impl Fn(&Value) -> bool) -> Vec<String> {
         let entries = self.documents.iter().flatten().flat_map(|document| document.entries(section));
         entries.filter(|entry| matches(entry)).filter_map(|entry| Some(entry["name"].as_str()?.to_owned())).collect()
     }
 
     /// Current context: of the first file that names one.
     fn current(&self) -> Option<&str> {
-        self.documents.iter().flatten().find_map(Document::current)
+        self.documents.iter().flatten().find_map(YamlDocument::current)
     }
 
     /// Sets fields of an entry, which is added if no file has it.
-    fn put(&mut self, section: Section, name: &str, fields: &Fields<'_>) -> Result<(), KubeconfigFault> {
+    fn put(&mut self, section: EntryList, name: &str, fields: &Fields<'_>) -> Result<(), KubeconfigFault> {
         let Some((index, entry)) = self.find(section, name) else {
-            return self.apply(self.default(), &Edit::Add(section, name, fields.clone()));
+            return self.apply(self.default(), &TextEdit::Add(section, name, fields.clone()));
         };
         let different = |(key, value): &&(&'static str, &str)| entry[section.body()][*key] != *value;
         let different: Vec<_> = fields.iter().filter(different).copied().collect();
-        different.into_iter().try_for_each(|field| self.apply(index, &Edit::Set(section, name, field)))
+        different.into_iter().try_for_each(|field| self.apply(index, &TextEdit::Set(section, name, field)))
     }
 
     /// Deletes the matching entries of a name from all files.
-    fn delete(&mut self, section: Section, name: &str, matches: impl Fn(&Value) -> bool) -> Result<(), KubeconfigFault> {
+    fn delete(&mut self, section: EntryList, name: &str, matches: impl Fn(&Value) -> bool) -> Result<(), KubeconfigFault> {
         for index in 0..self.documents.len() {
             let matching = |files: &Self| {
                 files.documents[index]
@@ -171,16 +171,16 @@ impl Files {
                     .is_some_and(|document| document.entries(section).any(|entry| entry["name"] == name && matches(entry)))
             };
             while matching(self) {
-                self.apply(index, &Edit::Delete(section, name))?;
+                self.apply(index, &TextEdit::Delete(section, name))?;
             }
         }
         Ok(())
     }
 
-    fn apply(&mut self, index: usize, edit: &Edit<'_>) -> Result<(), KubeconfigFault> {
+    fn apply(&mut self, index: usize, edit: &TextEdit<'_>) -> Result<(), KubeconfigFault> {
         let fault = |fault| KubeconfigFault::Document(index, fault);
         if let Some(slot) = self.documents.get_mut(index) {
-            let document = slot.take().map_or_else(|| Document::parse(""), Ok).map_err(fault)?;
+            let document = slot.take().map_or_else(|| YamlDocument::parse(""), Ok).map_err(fault)?;
             *slot = Some(document.apply(edit).map_err(fault)?);
             self.changed[index] = true;
         }

@@ -12,6 +12,7 @@ pub mod certificates;
 pub mod claims;
 pub mod config;
 pub mod device_site;
+pub mod domain;
 pub mod faults;
 pub mod items;
 pub mod quota;
@@ -34,6 +35,7 @@ use crate::api::condition::reason;
 use crate::model::controller::ingress::advertise::advertised_names;
 use crate::model::controller::ingress::certificates::expiries;
 use crate::model::controller::ingress::claims::{IngressClaim, contest, name_conflict, read};
+use crate::model::controller::ingress::domain::{node_sites, suffix, unconfirmed};
 use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
 use crate::model::controller::ingress::quota::Limits;
 use crate::model::controller::ingress::rejection::{CONFIG_FULL, Rejection};
@@ -41,11 +43,8 @@ use crate::model::controller::ingress::service_state::{HANDOVER_POLL_INTERVAL, l
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::teardown::recorded;
 use crate::model::controller::key::Publisher;
-use crate::model::controller::workload::actions::device_of_replica;
-use crate::model::controller::workload::objects::env::variable_of;
 use crate::model::controller::workload::objects::ingress::ingress_config_ref;
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::provision::POLL_INTERVAL;
@@ -140,28 +139,6 @@ fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap
     plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !planned(name)).collect();
     capacity::settle(pass, &mut plan, nodes, !shape.stock());
     (plan, part)
-}
-
-/// Whether the control plane has no Tailscale Services. While unknown, the replicas' configs decide.
-pub(crate) fn node_sites(work: &Pass<'_>) -> bool {
-    let owner = work.owner;
-    if let Some(has_services) = work.observed.tailnet.has_services() {
-        return !has_services;
-    }
-    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
-    set.and_then(|set| variable_of(set, "TAILYARD_SERVE_ON_NODE_ADDRESS")) == Some("true")
-}
-
-/// Why the domain of the tailnet is not known yet.
-fn unconfirmed(work: &Pass<'_>) -> String {
-    let denied = work.observed.replicas.keys().find_map(|ordinal| work.observed.denied.get(&device_of_replica(*ordinal)));
-    let joined = "It is published when the first replica of its ProxyGroup has joined the tailnet.";
-    denied.map_or_else(|| joined.to_owned(), |denial| format!("{joined} The control plane does not confirm its device: {}", denial.why))
-}
-
-/// Domain of the tailnet, from the replicas' device records.
-fn suffix(work: &Pass<'_>) -> Option<String> {
-    work.observed.replicas.values().find_map(|replica| replica.device()?.domain.clone())
 }
 
 impl<'a> IngressPlan<'a> {

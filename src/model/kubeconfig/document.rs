@@ -2,14 +2,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::edits::{self, Edit, Section};
+use super::edits::{self, EntryList, TextEdit};
 use super::tree;
 
 /// A kubeconfig without entries, keys sorted as kubectl writes them.
 const EMPTY: &str = "apiVersion: v1\nclusters: []\ncontexts: []\ncurrent-context: \"\"\nkind: Config\nusers: []\n";
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DocumentFault {
+pub enum EntryFault {
     #[error("not valid YAML: {0}")]
     Syntax(String),
     #[error("not a kubeconfig: it is no mapping with apiVersion v1 and kind Config")]
@@ -21,14 +21,14 @@ pub enum DocumentFault {
 }
 
 #[derive(Debug)]
-pub(super) struct Document {
+pub(super) struct YamlDocument {
     pub(super) text: String,
     value: Value,
 }
 
-impl Document {
+impl YamlDocument {
     /// A text without content, such as an empty file, becomes a kubeconfig without entries.
-    pub(super) fn parse(text: &str) -> Result<Self, DocumentFault> {
+    pub(super) fn parse(text: &str) -> Result<Self, EntryFault> {
         match value(text)? {
             Value::Null => {
                 let newline = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
@@ -44,7 +44,7 @@ impl Document {
         }
     }
 
-    pub(super) fn entries(&self, section: Section) -> impl Iterator<Item = &Value> {
+    pub(super) fn entries(&self, section: EntryList) -> impl Iterator<Item = &Value> {
         self.value[section.list()].as_array().into_iter().flatten()
     }
 
@@ -53,15 +53,15 @@ impl Document {
     }
 
     /// Applies an edit to text and value, and fails if the two differ afterwards.
-    pub(super) fn apply(self, edit: &Edit<'_>) -> Result<Self, DocumentFault> {
+    pub(super) fn apply(self, edit: &TextEdit<'_>) -> Result<Self, EntryFault> {
         let notation = || {
-            DocumentFault::Notation(match edit {
-                Edit::Add(section, ..) => section.list().to_owned(),
-                Edit::Set(section, name, _) | Edit::Delete(section, name) => format!("{}: {name}", section.list()),
-                Edit::Current(_) => "current-context".to_owned(),
+            EntryFault::Notation(match edit {
+                TextEdit::Add(section, ..) => section.list().to_owned(),
+                TextEdit::Set(section, name, _) | TextEdit::Delete(section, name) => format!("{}: {name}", section.list()),
+                TextEdit::Current(_) => "current-context".to_owned(),
             })
         };
-        let root = tree::root(&self.text).map_err(|error| DocumentFault::Syntax(error.to_string()))?;
+        let root = tree::root(&self.text).map_err(|error| EntryFault::Syntax(error.to_string()))?;
         let text = root.and_then(|root| edits::apply(&self.text, &root, edit)).ok_or_else(notation)?;
         let expected = changed(self.value, edit).ok_or_else(notation)?;
         match value(&text) {
@@ -71,52 +71,52 @@ impl Document {
     }
 }
 
-fn value(text: &str) -> Result<Value, DocumentFault> {
+fn value(text: &str) -> Result<Value, EntryFault> {
     // The first line is enough: the others quote the text, which has credentials.
     let first = |error: serde_saphyr::Error| error.to_string().lines().next().unwrap_or_default().to_owned();
-    serde_saphyr::from_str(text).map_err(|error| DocumentFault::Syntax(first(error)))
+    serde_saphyr::from_str(text).map_err(|error| EntryFault::Syntax(first(error)))
 }
 
 /// What kubectl requires, so that a file of another kind is not changed.
-fn validate(value: &Value) -> Result<(), DocumentFault> {
+fn validate(value: &Value) -> Result<(), EntryFault> {
     let has = |key: &str, expected: &str| value[key].is_null() || value[key] == expected;
     if !value.is_object() || !has("apiVersion", "v1") || !has("kind", "Config") {
-        return Err(DocumentFault::Kind);
+        return Err(EntryFault::Kind);
     }
     let is_named = |entry: &Value| entry["name"].is_string();
     let is_list = |list: &Value| list.is_null() || list.as_array().is_some_and(|entries| entries.iter().all(is_named));
-    match Section::ALL.into_iter().find(|section| !is_list(&value[section.list()])) {
-        Some(section) => Err(DocumentFault::List(section.list())),
+    match EntryList::ALL.into_iter().find(|section| !is_list(&value[section.list()])) {
+        Some(section) => Err(EntryFault::List(section.list())),
         None => Ok(()),
     }
 }
 
 /// The expected value, computed without the text.
-fn changed(mut value: Value, edit: &Edit<'_>) -> Option<Value> {
-    let list = |value: &mut Value, section: Section| match value.as_object_mut()?.entry(section.list()).or_insert(Value::Null) {
+fn changed(mut value: Value, edit: &TextEdit<'_>) -> Option<Value> {
+    let list = |value: &mut Value, section: EntryList| match value.as_object_mut()?.entry(section.list()).or_insert(Value::Null) {
         Value::Array(entries) => Some(std::mem::take(entries)),
         _ => Some(Vec::new()),
     };
     match edit {
-        Edit::Add(section, name, fields) => {
+        TextEdit::Add(section, name, fields) => {
             let mut entries = list(&mut value, *section)?;
             let body: Map<String, Value> = fields.iter().map(|(key, value)| ((*key).to_owned(), Value::from(*value))).collect();
             entries.push(json!({ "name": name, section.body(): body }));
             value[section.list()] = entries.into();
         }
-        Edit::Set(section, name, (key, field)) => {
+        TextEdit::Set(section, name, (key, field)) => {
             let mut entries = list(&mut value, *section)?;
             let entry = entries.iter_mut().find(|entry| entry["name"] == *name)?;
             entry.get_mut(section.body())?.as_object_mut()?.insert((*key).to_owned(), Value::from(*field));
             value[section.list()] = entries.into();
         }
-        Edit::Delete(section, name) => {
+        TextEdit::Delete(section, name) => {
             let mut entries = list(&mut value, *section)?;
             let index = entries.iter().rposition(|entry| entry["name"] == *name)?;
             entries.remove(index);
             value[section.list()] = entries.into();
         }
-        Edit::Current(name) => value["current-context"] = Value::from(*name),
+        TextEdit::Current(name) => value["current-context"] = Value::from(*name),
     }
     Some(value)
 }

@@ -7,17 +7,17 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::tree::{Content, Node};
+use super::tree::{Content, YamlNode};
 
 /// Kind of a kubeconfig's entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Section {
+pub(super) enum EntryList {
     Clusters,
     Contexts,
     Users,
 }
 
-impl Section {
+impl EntryList {
     pub(super) const ALL: [Self; 3] = [Self::Clusters, Self::Contexts, Self::Users];
 
     /// Key of the list.
@@ -43,13 +43,13 @@ impl Section {
 pub(super) type Fields<'a> = Vec<(&'static str, &'a str)>;
 
 #[derive(Debug, Clone)]
-pub(super) enum Edit<'a> {
+pub(super) enum TextEdit<'a> {
     /// Adds the entry.
-    Add(Section, &'a str, Fields<'a>),
+    Add(EntryList, &'a str, Fields<'a>),
     /// Sets a field of an existing entry.
-    Set(Section, &'a str, (&'static str, &'a str)),
+    Set(EntryList, &'a str, (&'static str, &'a str)),
     /// Deletes the last entry of this name.
-    Delete(Section, &'a str),
+    Delete(EntryList, &'a str),
     /// Sets the current context.
     Current(&'a str),
 }
@@ -58,19 +58,19 @@ pub(super) enum Edit<'a> {
 type Splice = (Range<usize>, String);
 
 /// The changed text; `None` if its notation is not supported.
-pub(super) fn apply(text: &str, root: &Node, edit: &Edit<'_>) -> Option<String> {
+pub(super) fn apply(text: &str, root: &YamlNode, edit: &TextEdit<'_>) -> Option<String> {
     let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let editor = Editor { text, root, newline };
     let mut splices = match edit {
-        Edit::Add(section, name, fields) => editor.add(*section, name, fields)?,
-        Edit::Set(section, name, (key, value)) => {
+        TextEdit::Add(section, name, fields) => editor.add(*section, name, fields)?,
+        TextEdit::Set(section, name, (key, value)) => {
             let (_, list) = root.entry(section.list())?;
             let Content::List(items) = &list.content else { return None };
             let (_, body) = items.iter().find(|item| is_named(item, name))?.entry(section.body())?;
             vec![editor.set(body, key, value)?]
         }
-        Edit::Delete(section, name) => editor.delete(*section, name)?,
-        Edit::Current(name) => vec![editor.set(root, "current-context", name)?],
+        TextEdit::Delete(section, name) => editor.delete(*section, name)?,
+        TextEdit::Current(name) => vec![editor.set(root, "current-context", name)?],
     };
     // Of two at one position, the insertion precedes the deletion.
     splices.sort_by_key(|(range, _)| (range.start, range.end));
@@ -82,7 +82,7 @@ pub(super) fn apply(text: &str, root: &Node, edit: &Edit<'_>) -> Option<String> 
     Some(changed)
 }
 
-fn is_named(item: &Node, name: &str) -> bool {
+fn is_named(item: &YamlNode, name: &str) -> bool {
     item.entry("name").is_some_and(|(_, value)| value.scalar() == Some(name))
 }
 
@@ -99,7 +99,7 @@ fn scalar(text: &str) -> String {
 
 struct Editor<'a> {
     text: &'a str,
-    root: &'a Node,
+    root: &'a YamlNode,
     newline: &'static str,
 }
 
@@ -120,7 +120,7 @@ impl Editor<'_> {
     }
 
     /// End of a node's lines, with the comments below that are indented by more than this.
-    fn lines_end(&self, node: &Node, column: usize) -> usize {
+    fn lines_end(&self, node: &YamlNode, column: usize) -> usize {
         let mut end = self.next_line(node.end);
         while self.indentation(end) > column && self.text[end..].trim_start_matches(' ').starts_with('#') {
             end = self.next_line(end);
@@ -129,7 +129,7 @@ impl Editor<'_> {
     }
 
     /// Start of the line with the dash of a block list's item.
-    fn dash(&self, key: &Node, item: &Node) -> Option<usize> {
+    fn dash(&self, key: &YamlNode, item: &YamlNode) -> Option<usize> {
         let mut line = self.line(item.start);
         while line > key.end {
             if self.text[line..].trim_start_matches(' ').starts_with('-') {
@@ -147,7 +147,7 @@ impl Editor<'_> {
         (at..at, if open { format!("{}{lines}", self.newline) } else { format!("{lines}{}", self.newline) })
     }
 
-    fn add(&self, section: Section, name: &str, fields: &Fields<'_>) -> Option<Vec<Splice>> {
+    fn add(&self, section: EntryList, name: &str, fields: &Fields<'_>) -> Option<Vec<Splice>> {
         let body: Value = fields.iter().map(|(key, value)| ((*key).to_owned(), Value::from(*value))).collect();
         let json = json!({ "name": name, section.body(): body }).to_string();
         let lines = |column: usize| item_lines(section, name, fields).into_iter().map(move |line| format!("{:column$}{line}", ""));
@@ -177,19 +177,19 @@ impl Editor<'_> {
     }
 
     /// Replaces an empty list of a block mapping by its first item.
-    fn begin_list<L: Iterator<Item = String>>(&self, key: &Node, empty: &Node, lines: impl Fn(usize) -> L) -> Vec<Splice> {
+    fn begin_list<L: Iterator<Item = String>>(&self, key: &YamlNode, empty: &YamlNode, lines: impl Fn(usize) -> L) -> Vec<Splice> {
         let start = self.text[..empty.start].trim_end_matches(' ').len();
         let column = key.start - self.line(key.start);
         vec![(start..empty.end, String::new()), self.lines(self.next_line(empty.end), &lines(column).collect::<Vec<_>>())]
     }
 
     /// Inserts an entry in front of those of a mapping in JSON's notation.
-    fn first_entry(&self, map: &Node, entry: &str) -> Splice {
+    fn first_entry(&self, map: &YamlNode, entry: &str) -> Splice {
         let has_others = matches!(&map.content, Content::Map(entries) if !entries.is_empty());
         (map.start + 1..map.start + 1, if has_others { format!("{entry}, ") } else { entry.to_owned() })
     }
 
-    fn set(&self, map: &Node, key: &str, value: &str) -> Option<Splice> {
+    fn set(&self, map: &YamlNode, key: &str, value: &str) -> Option<Splice> {
         let Content::Map(entries) = &map.content else { return None };
         let written = if map.is_flow { Value::from(value).to_string() } else { scalar(value) };
         match map.entry(key) {
@@ -207,7 +207,7 @@ impl Editor<'_> {
         }
     }
 
-    fn delete(&self, section: Section, name: &str) -> Option<Vec<Splice>> {
+    fn delete(&self, section: EntryList, name: &str) -> Option<Vec<Splice>> {
         let (key, list) = self.root.entry(section.list())?;
         let Content::List(items) = &list.content else { return None };
         let index = items.iter().rposition(|item| is_named(item, name))?;
@@ -235,7 +235,7 @@ impl Editor<'_> {
 }
 
 /// Lines of an item in block notation, keys sorted as kubectl writes them.
-fn item_lines(section: Section, name: &str, fields: &Fields<'_>) -> Vec<String> {
+fn item_lines(section: EntryList, name: &str, fields: &Fields<'_>) -> Vec<String> {
     let mut body = vec![format!("{}:", section.body())];
     body.extend(fields.iter().map(|(key, value)| format!("  {key}: {}", scalar(value))));
     let name = vec![format!("name: {}", scalar(name))];

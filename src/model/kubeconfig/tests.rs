@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::{Access, Address, AddressFault, DocumentFault, KubeconfigFault, remove};
+use super::{Access, Address, AddressFault, EntryFault, KubeconfigFault, remove};
 
 const STOCK: &str = "\
 apiVersion: v1
@@ -195,7 +195,7 @@ fn entries_of_several_files_are_edited_in_their_place() {
     let changed = remove(&kube().address, &[Some(second.clone()), None, Some(second.clone())]).expect("removed");
     assert!(changed[0] == changed[2] && changed[0].as_ref().is_some_and(|text| !text.contains("ts.net")));
     let broken = [Some(second), Some("a: [".to_owned())];
-    assert!(matches!(kube().add(&broken), Err(KubeconfigFault::Document(1, DocumentFault::Syntax(_)))));
+    assert!(matches!(kube().add(&broken), Err(KubeconfigFault::Document(1, EntryFault::Syntax(_)))));
 }
 
 #[test]
@@ -206,14 +206,14 @@ fn unusable_texts_are_refused_without_quoting_them() {
     };
     for text in ["users: [", "users:\n\t- token: secret\n", "kind: Config\nkind: Config\n", "---\na: b\n---\nc: d\n", "token: \"secret"] {
         let fault = fault(text);
-        assert!(matches!(fault, DocumentFault::Syntax(_)), "{text}: {fault}");
+        assert!(matches!(fault, EntryFault::Syntax(_)), "{text}: {fault}");
         assert!(!fault.to_string().contains("secret"), "{fault}");
     }
     for text in ["[]", "a", "kind: Pod\n", "apiVersion: v2\n", "kind: [Config]\n"] {
-        assert_eq!(fault(text), DocumentFault::Kind, "{text}");
+        assert_eq!(fault(text), EntryFault::Kind, "{text}");
     }
     for text in ["clusters: a\n", "clusters: [a]\n", "clusters: [{name: 1}]\n", "clusters: {}\n"] {
-        assert_eq!(fault(text), DocumentFault::List("clusters"), "{text}");
+        assert_eq!(fault(text), EntryFault::List("clusters"), "{text}");
     }
     let unusual = [
         "x: &a []\nclusters: *a\n",
@@ -223,7 +223,7 @@ fn unusable_texts_are_refused_without_quoting_them() {
     ];
     for text in unusual {
         let fault = fault(text);
-        assert!(matches!(fault, DocumentFault::Notation(_)), "{text}: {fault}");
+        assert!(matches!(fault, EntryFault::Notation(_)), "{text}: {fault}");
     }
 }
 

@@ -5,7 +5,7 @@
 use serde_saphyr::granit_parser::{Event, Options, Parser, ScalarStyle, ScanError, Span, StructureStyle, options};
 
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct YamlNode {
     pub(super) start: usize,
     /// End of the last scalar or flow collection in it, without trailing whitespace and comments.
     pub(super) end: usize,
@@ -18,14 +18,14 @@ pub(super) struct Node {
 pub(super) enum Content {
     Null,
     Scalar(String),
-    List(Vec<Node>),
-    Map(Vec<(Node, Node)>),
+    List(Vec<YamlNode>),
+    Map(Vec<(YamlNode, YamlNode)>),
     Alias,
 }
 
-impl Node {
+impl YamlNode {
     /// Key and value of a mapping.
-    pub(super) fn entry(&self, key: &str) -> Option<(&Node, &Node)> {
+    pub(super) fn entry(&self, key: &str) -> Option<(&YamlNode, &YamlNode)> {
         let Content::Map(entries) = &self.content else { return None };
         entries.iter().find(|(name, _)| name.scalar() == Some(key)).map(|(name, value)| (name, value))
     }
@@ -39,9 +39,9 @@ impl Node {
 }
 
 /// Root node; `None` in a text without one.
-pub(super) fn root(text: &str) -> Result<Option<Node>, ScanError> {
+pub(super) fn root(text: &str) -> Result<Option<YamlNode>, ScanError> {
     let options: Options = options! { emit_comments: false };
-    let mut reader = Reader { text, events: Parser::new_from_str_with_options(text, options) };
+    let mut reader = YamlReader { text, events: Parser::new_from_str_with_options(text, options) };
     while let Some(next) = reader.events.next() {
         let (event, span) = next?;
         if event.is_node() {
@@ -51,14 +51,14 @@ pub(super) fn root(text: &str) -> Result<Option<Node>, ScanError> {
     Ok(None)
 }
 
-struct Reader<'text> {
+struct YamlReader<'text> {
     text: &'text str,
     events: Parser<'text, serde_saphyr::granit_parser::StrInput<'text>>,
 }
 
-impl<'text> Reader<'text> {
-    /// Node that begins with this event. The parser bounds the depth.
-    fn node(&mut self, event: &Event<'text>, span: Span) -> Result<Node, ScanError> {
+impl<'text> YamlReader<'text> {
+    /// YamlNode that begins with this event. The parser bounds the depth.
+    fn node(&mut self, event: &Event<'text>, span: Span) -> Result<YamlNode, ScanError> {
         let range = span.byte_range().unwrap_or_default();
         let (content, style, end) = match event {
             Event::Scalar(text, ScalarStyle::Plain, ..) if matches!(text.as_ref(), "" | "~" | "null" | "Null" | "NULL") => {
@@ -83,11 +83,11 @@ impl<'text> Reader<'text> {
         };
         let end = last.unwrap_or(end).max(range.start);
         let trimmed = self.text.get(range.start..end).map_or(end, |text| range.start + text.trim_end().len());
-        Ok(Node { start: range.start, end: trimmed, is_flow, content })
+        Ok(YamlNode { start: range.start, end: trimmed, is_flow, content })
     }
 
     /// Nodes up to the end of a collection, and that end.
-    fn children(&mut self) -> Result<(Vec<Node>, usize), ScanError> {
+    fn children(&mut self) -> Result<(Vec<YamlNode>, usize), ScanError> {
         let mut nodes = Vec::new();
         while let Some(next) = self.events.next() {
             let (event, span) = next?;
@@ -102,7 +102,7 @@ impl<'text> Reader<'text> {
     }
 
     /// Keys with values. The parser reports an omitted value at the next token; here it is beside the colon.
-    fn pairs(&self, nodes: Vec<Node>) -> Vec<(Node, Node)> {
+    fn pairs(&self, nodes: Vec<YamlNode>) -> Vec<(YamlNode, YamlNode)> {
         let mut pairs = Vec::new();
         let mut nodes = nodes.into_iter();
         while let (Some(key), Some(mut value)) = (nodes.next(), nodes.next()) {

@@ -118,8 +118,10 @@ pub(crate) fn revoked_grant_ends_with_the_next_request(stage: &Stage) {
     let (index, took) = Stage::timed("a request is refused", || answers(&requests).iter().position(|(status, _)| *status == 403));
     let answers = answers(&requests);
     println!("revoked after {took:?}: {:?}", &answers[index.saturating_sub(1)..]);
-    assert_eq!(answers[index].1, 0, "on the same connection: {answers:?}");
-    assert!(answers[..index].iter().all(|(status, _)| *status == 200) && took < REVOKED_WITHIN, "{took:?}: {answers:?}");
+    // The connection of a client that lost a right is closed, with the request that is under way: 0.
+    let before = answers[..index].iter().skip_while(|(status, _)| *status == 200);
+    assert!(before.filter(|(status, _)| *status == 0).count() <= 1 && took < REVOKED_WITHIN, "{took:?}: {answers:?}");
+    assert!(answers[..index].iter().all(|(status, _)| [200, 0].contains(status)), "{answers:?}");
     let user = stage.alice.identity(GROUP, &[]).expect("an identity");
     assert!(!has_group(&user, DEVS), "{user}");
     stage.restore_grants();

@@ -49,8 +49,8 @@ pub(crate) fn service_state(
     let tags = if spec.tags.is_empty() { shape.settings.tags.clone() } else { spec.tags.clone() };
     let (name, group) = (name.to_owned(), shape.owner.name.clone());
     let (ports, adopt, taken_by) = (spec.ports.clone(), adopts(work, &spec.label), taken_by(work, &spec.label, claimant));
-    let alone = observed.owning_group().alone.map(str::to_owned);
-    let desired = DesiredVipService { name, group, tags, ports, share: joins, adopt, taken_by, alone };
+    let sole_owner = observed.owning_group().sole_owner.map(str::to_owned);
+    let desired = DesiredVipService { name, group, tags, ports, share: joins, adopt, taken_by, sole_owner };
     // Replicas' configs only had names that were ours.
     let recorded = reported.contains(&desired.name);
     match verify_owner(entry, &desired, &observed.settings.cluster, recorded) {

@@ -327,8 +327,8 @@ impl Observed {
 
     /// The group as owner of Tailscale Services.
     pub(crate) fn owning_group(&self) -> OwningGroup<'_> {
-        let alone = self.group.as_deref().filter(|group| group.api_server_hostname().is_some());
-        OwningGroup { name: self.key.group_name(), alone: alone.and_then(|group| group.metadata.uid.as_deref()) }
+        let group = self.group.as_deref().filter(|group| group.api_server_hostname().is_some());
+        OwningGroup { name: self.key.group_name(), sole_owner: group.and_then(|group| group.metadata.uid.as_deref()) }
     }
 
     /// Why a replica's Pod does not exist or does not run, if that is reported.

@@ -85,7 +85,7 @@ mod tests {
     fn publish(namespace: &str, name: &str) -> ControlAction {
         let (name, namespace) = (name.to_owned(), namespace.to_owned());
         let (group, tags, ports, taken_by) = ("in".to_owned(), Vec::new(), Vec::new(), BTreeSet::new());
-        let desired = DesiredVipService { name, group, tags, ports, share: false, adopt: false, taken_by, alone: None };
+        let desired = DesiredVipService { name, group, tags, ports, share: false, adopt: false, taken_by, sole_owner: None };
         ControlAction::PublishService { desired, namespace, recorded: false }
     }
 

@@ -25,12 +25,12 @@ pub struct OwningGroup<'a> {
     pub name: &'a str,
     /// UID of a group that owns its Tailscale Service alone. It is unique among clusters: so the service is the group's also if an operator
     /// with another ID wrote it.
-    pub alone: Option<&'a str>,
+    pub sole_owner: Option<&'a str>,
 }
 
 impl<'a> From<&'a str> for OwningGroup<'a> {
     fn from(name: &'a str) -> Self {
-        Self { name, alone: None }
+        Self { name, sole_owner: None }
     }
 }
 
@@ -48,7 +48,7 @@ pub struct DesiredVipService {
     /// Other groups of this cluster that have the name for other objects.
     pub taken_by: BTreeSet<String>,
     /// UID of the group, if it owns the service alone.
-    pub alone: Option<String>,
+    pub sole_owner: Option<String>,
 }
 
 /// Decision about a write.
@@ -104,9 +104,10 @@ impl ServiceOwner {
     /// The reference of a desired service's group. One that it owns alone names the Tailscale operator that the cluster had before, if that is
     /// known: it accepts only its own ID, and can take the group back.
     fn reference(&self, desired: &DesiredVipService) -> OwnerRef {
-        let former = self.former.first().filter(|_| desired.alone.is_some());
+        let former = self.former.first().filter(|_| desired.sole_owner.is_some());
         let group = (vip::GROUP.to_owned(), desired.group.clone().into());
-        let resource = desired.alone.clone().map(|uid| OwningResource { kind: "ProxyGroup".to_owned(), name: desired.group.clone(), uid });
+        let resource =
+            desired.sole_owner.clone().map(|uid| OwningResource { kind: "ProxyGroup".to_owned(), name: desired.group.clone(), uid });
         let resource = resource.map(|resource| (vip::RESOURCE.to_owned(), serde_json::to_value(resource).unwrap_or_default()));
         OwnerRef { operator_id: former.unwrap_or(&self.id).clone(), rest: [group].into_iter().chain(resource).collect() }
     }
@@ -115,7 +116,7 @@ impl ServiceOwner {
 /// Whether a reference names a group as the only owner.
 fn is_alone(reference: &OwnerRef, group: OwningGroup<'_>) -> bool {
     let resource = reference.rest.get(vip::RESOURCE).and_then(|resource| OwningResource::deserialize(resource).ok());
-    group.alone.is_some_and(|uid| resource.is_some_and(|resource| resource.kind == "ProxyGroup" && resource.uid == uid))
+    group.sole_owner.is_some_and(|uid| resource.is_some_and(|resource| resource.kind == "ProxyGroup" && resource.uid == uid))
 }
 
 impl OwnershipRefusal {
@@ -160,8 +161,8 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
     if refs.is_empty() && (unreadable || !(desired.adopt || recorded)) {
         return OwnershipVerdict::Refused(OwnershipRefusal::Foreign);
     }
-    if let Some(uid) = &desired.alone {
-        let group = OwningGroup { name: &desired.group, alone: Some(uid) };
+    if let Some(uid) = &desired.sole_owner {
+        let group = OwningGroup { name: &desired.group, sole_owner: Some(uid) };
         return verify_only_owner(found, desired, owner, (&refs, group, recorded));
     }
     if refs.first().is_some_and(|first| first.rest.contains_key(vip::RESOURCE)) {

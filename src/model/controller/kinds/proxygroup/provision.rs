@@ -6,6 +6,7 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::{egress, without};
 use crate::model::controller::ingress;
+use crate::model::controller::ingress::domain::node_sites;
 use crate::model::controller::ingress::items::IngressPlan;
 use crate::model::controller::kinds::proxygroup::{status, validate};
 use crate::model::controller::workload::actions::GroupUpdate;
@@ -44,7 +45,7 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
     if let Some(published) = &published {
         shape.certificates = published.certificates(pass);
         shape.own_certificates = published.own_certificates();
-        shape.node_sites = ingress::node_sites(pass);
+        shape.node_sites = node_sites(pass);
     }
     let wrong = validate::group(group, &shape);
     let reserved = validate::reserved_account(&shape);

@@ -201,7 +201,7 @@ impl Step {
                     share: true,
                     adopt: false,
                     taken_by: BTreeSet::new(),
-                    alone: None,
+                    sole_owner: None,
                 };
                 hosted.publish(&desired, &them(), true);
             }),

@@ -10,7 +10,7 @@ use crate::api::vip::{OWNERS, VipService};
 fn desired() -> DesiredVipService {
     let (tags, ports) = (vec!["tag:k8s".into()], vec!["tcp:443".into()]);
     let (name, group, taken_by) = ("svc:a".to_owned(), "g".to_owned(), BTreeSet::new());
-    DesiredVipService { name, group, tags, ports, share: true, adopt: false, taken_by, alone: None }
+    DesiredVipService { name, group, tags, ports, share: true, adopt: false, taken_by, sole_owner: None }
 }
 
 fn me() -> ServiceOwner {
@@ -139,10 +139,10 @@ fn owned_by(refs: serde_json::Value) -> VipService {
 
 #[test]
 fn group_that_owns_a_tailscale_service_alone_is_found_by_its_uid() {
-    let alone = DesiredVipService { alone: Some("u1".into()), share: false, ..desired() };
+    let sole = DesiredVipService { sole_owner: Some("u1".into()), share: false, ..desired() };
     let resource = |uid: &str| json!({"kind": "ProxyGroup", "name": "g", "uid": uid});
     let own = json!({"operatorID": "old", "resource": resource("u1"), "tailyardGroup": "g"});
-    let decide = |found: Option<&VipService>, recorded| verify_owner(found, &alone, &me(), recorded);
+    let decide = |found: Option<&VipService>, recorded| verify_owner(found, &sole, &me(), recorded);
     let made = written(decide(None, false));
     assert_eq!(made.annotations[OWNERS], json!({ "ownerRefs": [own] }).to_string());
     let refused = |refs: serde_json::Value| match decide(Some(&owned_by(refs.clone())), false) {
@@ -169,18 +169,18 @@ fn group_that_owns_a_tailscale_service_alone_is_found_by_its_uid() {
     assert_eq!(decide(Some(&plain), true), OwnershipVerdict::Refused(OwnershipRefusal::Foreign), "unreadable owners");
     let again = written(decide(Some(&unowned), true));
     assert_eq!(again.annotations[OWNERS], made.annotations[OWNERS], "lost owners of a recorded service");
-    let alone_here = ServiceOwner { former: Vec::new(), ..me() };
+    let sole_here = ServiceOwner { former: Vec::new(), ..me() };
     for operator in ["me", "nOperatorCNTRL", "old"] {
         let found = owned_by(json!([{"operatorID": operator, "resource": resource("u1")}]));
-        assert_eq!(verify_owner(Some(&found), &alone, &alone_here, false), OwnershipVerdict::Settled, "{operator}");
+        assert_eq!(verify_owner(Some(&found), &sole, &sole_here, false), OwnershipVerdict::Settled, "{operator}");
         match decide(Some(&found), false) {
             OwnershipVerdict::Settled => assert_ne!(operator, "me", "only the former operator can take the group back"),
             other => assert_eq!(written(other).annotations[OWNERS], made.annotations[OWNERS], "{operator}"),
         }
-        let group = OwningGroup { name: "g", alone: Some("u1") };
+        let group = OwningGroup { name: "g", sole_owner: Some("u1") };
         assert_eq!(release(Some(&found), &me(), group), Release::Delete, "{operator}");
         assert_eq!(of_group([&found], &me(), group).collect::<Vec<_>>(), ["svc:a"], "{operator}");
-        let other = OwningGroup { name: "h", alone: Some("u2") };
+        let other = OwningGroup { name: "h", sole_owner: Some("u2") };
         assert_eq!(of_group([&found], &me(), other).count(), 0, "{operator}");
     }
     let restored = owned_by(json!([{"operatorID": "me", "resource": resource("u0"), "tailyardGroup": "g"}]));
