@@ -67,6 +67,9 @@ pub struct Site {
 #[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct ApiServerSite {
     pub mode: ApiServerMode,
+    /// Names of the site that have no certificate: those of a site without TLS. Requests for other names are refused.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub names: BTreeSet<String>,
     /// Names of users and groups of Kubernetes itself, which begin with `system:`, that may be impersonated; `*` permits all of them. RBAC
     /// cannot except names, so the replica refuses the others with status 403.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]

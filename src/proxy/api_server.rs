@@ -70,8 +70,9 @@ impl ApiServerService {
         host: &HeaderValue,
     ) -> Result<ApiServerRoute, ApiServerRefusal> {
         let (named, site) = (host.to_str().unwrap_or_default(), vhost.api_server.clone().ok_or(ApiServerRefusal::NoUpstream)?);
-        // Without TLS, a browser may have resolved the name of another site to this address.
-        if !client.over_tls() && vhost.host(named).is_none() {
+        let is_of_browser = web_page::is_of_browser(&request.headers);
+        // A browser may have resolved the name of another site to this address: without TLS, or where a certificate has several names.
+        if (!client.over_tls() || is_of_browser) && !is_named(vhost, &site, named) {
             return Err(ApiServerRefusal::UnknownHost);
         }
         if caller::impersonates(&site) && web_page::is_of_another_site(&request.headers, named) {
@@ -79,6 +80,10 @@ impl ApiServerService {
         }
         let backend = vhost.backends().next().cloned().ok_or(ApiServerRefusal::NoUpstream)?;
         let api = api_server::route(request, &self.base)?;
+        // A page of a Pod would be one of the API server's own origin, with the identity of its visitor.
+        if caller::impersonates(&site) && is_of_browser && api.request.is_proxied() {
+            return Err(ApiServerRefusal::OtherSite);
+        }
         Ok(ApiServerRoute { site, backend, host: host.clone(), api, caller: None })
     }
 
@@ -86,6 +91,12 @@ impl ApiServerService {
         self.stats.refused(refusal.reason());
         Box::new(own(refusal.code(), &refusal.to_string()))
     }
+}
+
+/// Whether a site has this name, which may have a port.
+fn is_named(vhost: &Vhost, site: &ApiServerSite, named: &str) -> bool {
+    let host = named.rsplit_once(':').map_or(named, |(host, _)| host);
+    vhost.host(named).is_some() || site.names.iter().any(|name| name.eq_ignore_ascii_case(host))
 }
 
 impl HttpService for ApiServerService {

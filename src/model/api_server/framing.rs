@@ -57,6 +57,9 @@ mod tests {
 
     use super::*;
 
+    /// Headers and result.
+    type Case<'a> = (&'a [(&'a str, &'a str)], Result<(), FramingError>);
+
     fn checked(version: Version, method: &str, target: &str, headers: &[(&str, &str)]) -> Result<(), FramingError> {
         let mut request = Request::builder().version(version).method(method).uri(target);
         for (name, value) in headers {
@@ -68,7 +71,7 @@ mod tests {
     #[test]
     fn requests_that_servers_frame_differently_are_refused() {
         use FramingError::{Coding, Lengths};
-        let cases: [(&[(&str, &str)], Result<(), FramingError>); 17] = [
+        let cases: [Case<'_>; 17] = [
             (&[], Ok(())),
             (&[("content-length", "5")], Ok(())),
             (&[("Transfer-Encoding", "Chunked")], Ok(())),

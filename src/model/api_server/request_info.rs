@@ -128,12 +128,17 @@ impl ApiRequest {
         }
     }
 
+    /// Whether the response may be that of a Pod, a Service or a kubelet, in place of the API server's.
+    pub fn is_proxied(&self) -> bool {
+        self.stream_kind() == StreamKind::Proxy
+    }
+
     /// Whether the request runs a program in a container, or connects to one, also without an upgrade of the connection.
     fn is_session(&self) -> bool {
         match self.stream_kind() {
             StreamKind::Exec | StreamKind::Attach | StreamKind::PortForward => true,
-            // The kubelet has exec, run, attach and port-forward below its proxy.
-            StreamKind::Proxy => self.resource == "nodes",
+            // The kubelet has exec, run, attach and port-forward below its proxy, and a Pod or Service may be a shell over HTTP.
+            StreamKind::Proxy => true,
             StreamKind::Other => self.resource == "pods" && self.subresource == "ephemeralcontainers" && self.verb != "get",
         }
     }

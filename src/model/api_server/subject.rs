@@ -11,8 +11,8 @@ use http::HeaderValue;
 const MAX_BYTES: usize = 256;
 /// Maximum characters of an invalid name in a message.
 const MAX_SHOWN: usize = 64;
-/// Prefix of the users and groups to which Kubernetes itself gives rights, such as `system:masters`.
-const SYSTEM: &str = "system:";
+/// Prefixes of the users and groups to which Kubernetes and its installer give rights, such as `system:masters` and `kubeadm:cluster-admins`.
+const SYSTEM: [&str; 2] = ["system:", "kubeadm:"];
 /// Permits every name of Kubernetes itself.
 const ANY: &str = "*";
 
@@ -37,13 +37,18 @@ impl SubjectName {
     /// The name, unless it is one of Kubernetes itself that is not in this list; `*` permits all of them.
     pub fn permitted(self, system: &BTreeSet<String>) -> Result<Self, SubjectError> {
         let text = String::from_utf8_lossy(self.0.as_bytes());
-        let is_permitted = !text.starts_with(SYSTEM) || system.contains(ANY) || system.contains(&*text);
+        let is_permitted = !is_system(&text) || system.contains(ANY) || system.contains(&*text);
         if is_permitted { Ok(self) } else { Err(SubjectError::System(shown(&text))) }
     }
 
     pub fn into_value(self) -> HeaderValue {
         self.0
     }
+}
+
+/// Whether a name is one of Kubernetes itself.
+pub fn is_system(name: &str) -> bool {
+    SYSTEM.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn shown(text: &str) -> String {

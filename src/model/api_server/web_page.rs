@@ -3,39 +3,46 @@
 //! The address of a connection is the identity, so a browser needs no token to send requests to the API server. Browsers show the response
 //! to no page of another site, but send requests that create objects, and open `WebSockets`.
 
-use http::header::ORIGIN;
+use http::header::{ORIGIN, UPGRADE};
 use http::uri::Authority;
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Whether a page of another site sends a request to this host. Browsers name the page's origin in every request other than GET and HEAD,
-/// and for `WebSockets`. Pages of the machine itself are permitted, such as those of `kubectl proxy`.
+/// and for `WebSockets`, for which some send no `Sec-Fetch-Site`. Pages of the machine itself, such as those of `kubectl proxy`, must be of
+/// the same origin as the request, and open no connection that is upgraded: they may be of any Pod, by `kubectl port-forward`.
 pub fn is_of_another_site(headers: &HeaderMap, host: &str) -> bool {
-    let mut sites = headers.get_all(FETCH_SITE).iter().map(|site| site.as_bytes());
-    match (sites.next(), sites.next()) {
-        (Some(b"same-origin" | b"none"), None) => false,
-        (None, None) => headers.get_all(ORIGIN).iter().any(|origin| !origin.to_str().is_ok_and(|origin| is_permitted(origin, host))),
-        _ => true,
-    }
+    let mut sites = headers.get_all(FETCH_SITE).iter().map(HeaderValue::as_bytes);
+    let is_same = match (sites.next(), sites.next()) {
+        (Some(b"same-origin" | b"none"), None) => true,
+        (None, None) => false,
+        _ => return true,
+    };
+    let permits_local = is_same && !headers.contains_key(UPGRADE);
+    headers.get_all(ORIGIN).iter().any(|origin| !origin.to_str().is_ok_and(|origin| is_permitted(origin, host, permits_local)))
 }
 
-fn is_permitted(origin: &str, host: &str) -> bool {
+/// Whether a browser sent the request.
+pub fn is_of_browser(headers: &HeaderMap) -> bool {
+    headers.contains_key(FETCH_SITE) || headers.contains_key(ORIGIN)
+}
+
+fn is_permitted(origin: &str, host: &str, permits_local: bool) -> bool {
     let Some(authority) = origin.split_once("://").and_then(|(_, authority)| authority.parse::<Authority>().ok()) else { return false };
-    let is_local = matches!(authority.host(), "localhost" | "127.0.0.1" | "[::1]");
+    let is_local = permits_local && matches!(authority.host(), "localhost" | "127.0.0.1" | "[::1]");
     is_local || authority.as_str().eq_ignore_ascii_case(host)
 }
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
     use http::header::HOST;
 
     use super::*;
 
     #[test]
     fn requests_of_pages_of_other_sites_are_recognized() {
-        let cases: [(&[(&str, &'static str)], bool); 14] = [
+        let cases: [(&[(&str, &'static str)], bool); 17] = [
             (&[], false),
             (&[("origin", "https://kube.tail.ts.net")], false),
             (&[("origin", "HTTPS://KUBE.tail.ts.net")], false),
@@ -45,7 +52,10 @@ mod tests {
             (&[("origin", "https://kube.tail.ts.net"), ("origin", "https://evil.example")], true),
             (&[("origin", "null")], true),
             (&[("origin", "")], true),
-            (&[("origin", "http://localhost:8001")], false),
+            (&[("origin", "http://localhost:8001")], true),
+            (&[("origin", "http://127.0.0.1:8001"), ("sec-fetch-site", "same-origin"), ("upgrade", "websocket")], true),
+            (&[("origin", "https://kube.tail.ts.net"), ("upgrade", "websocket")], false),
+            (&[("origin", "https://evil.example"), ("sec-fetch-site", "same-origin")], true),
             (&[("origin", "http://localhost.evil.example")], true),
             (&[("origin", "http://127.0.0.1:8001"), ("sec-fetch-site", "same-origin")], false),
             (&[("sec-fetch-site", "cross-site")], true),

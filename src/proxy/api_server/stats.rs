@@ -82,8 +82,8 @@ mod tests {
         for number in 0..1_000_u16 {
             let path = format!("/apis/group{number}/v1/resource{number}/name");
             let request = ApiRequest::read(&format!("METHOD{number}"), &path, None);
-            let status = StatusCode::from_u16(100 + number % 900).expect("a code");
-            stats.answered(&request, status, Duration::from_millis(number.into()));
+            let code = StatusCode::from_u16(100 + number % 900).expect("a code");
+            stats.answered(&request, code, Duration::from_millis(number.into()));
         }
         let sample = stats.sample();
         assert_eq!(sample.requests.values().sum::<u64>(), 1_000);

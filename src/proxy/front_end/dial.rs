@@ -25,8 +25,11 @@ const PING_INTERVAL: Duration = Duration::from_secs(15);
 const HEAD: usize = 256 << 10;
 /// Maximum number of headers of an HTTP/1.1 head: hyper allocates room for all of them.
 pub(super) const MAX_HEADERS: usize = 1024;
-/// HTTP/2 stream window: gRPC has large messages.
-const WINDOW: u32 = 1 << 20;
+/// Maximum concurrent requests on an HTTP/2 connection: servers such as kube-apiserver permit no more, and others would wait for the end of
+/// a stream.
+pub(super) const MAX_STREAMS: u8 = 100;
+/// HTTP/2 stream window. That of the connection has room for all streams: a client that reads slowly delays no other's response.
+const WINDOW: u32 = 128 << 10;
 
 /// An upstream connection, ready for a request.
 pub(super) enum Sender {
@@ -101,7 +104,10 @@ where
     if is_http2 {
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_INTERVAL).adaptive_window(false);
-        builder.initial_stream_window_size(WINDOW).initial_connection_window_size(4 * WINDOW).max_header_list_size(64 << 10);
+        builder
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(u32::from(MAX_STREAMS) * WINDOW)
+            .max_header_list_size(64 << 10);
         let (mut sender, connection) = builder.handshake(stream).await.map_err(http)?;
         tokio::spawn(drive(address, connection, permit));
         sender.ready().await.map_err(http)?;

@@ -18,16 +18,13 @@ use crate::model::front_end::vhosts::headers::join_cookies;
 
 use super::activity::InFlightGuard;
 use super::body::Upload;
-use super::dial::{CONNECT_TIMEOUT, ConnectionPermits, DialError, Dialer, Sender};
+use super::dial::{CONNECT_TIMEOUT, ConnectionPermits, DialError, Dialer, MAX_STREAMS, Sender};
 use super::seams::UpstreamTarget;
 
 /// Idle timeout of pooled connections, shorter than that of usual servers.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 /// Maximum idle connections per endpoint.
 const MAX_IDLE_PER_UPSTREAM: usize = 128;
-/// Maximum concurrent requests on an HTTP/2 connection: servers such as kube-apiserver permit no more, and others would wait for the end of
-/// a stream.
-const MAX_STREAMS: usize = 100;
 
 /// One address.
 #[derive(Debug)]
@@ -205,7 +202,7 @@ impl Upstream {
         if let Sender::Http2(sender, streams) = &sender {
             let mut http2 = self.multiplexed();
             // Of connections that were opened at the same time, one is enough.
-            if http2.iter().all(|connection| connection.streams() >= MAX_STREAMS) {
+            if http2.iter().all(|connection| connection.streams() >= usize::from(MAX_STREAMS)) {
                 http2.push(MultiplexedConnection { sender: sender.clone(), streams: Arc::clone(streams), used: Instant::now() });
             }
         }
@@ -216,7 +213,7 @@ impl Upstream {
     fn open(&self) -> Option<Sender> {
         let mut http2 = self.multiplexed();
         http2.retain(|connection| !connection.sender.is_closed());
-        if let Some(connection) = http2.iter_mut().find(|connection| connection.streams() < MAX_STREAMS) {
+        if let Some(connection) = http2.iter_mut().find(|connection| connection.streams() < usize::from(MAX_STREAMS)) {
             connection.used = Instant::now();
             return Some(Sender::Http2(connection.sender.clone(), Arc::clone(&connection.streams)));
         }

@@ -113,7 +113,7 @@ impl HttpService for SiteService {
             // Boxed: the future is large and would enlarge every connection.
             Box::pin(self.api_server.revoked(client)).await;
         } else {
-            pending().await
+            pending::<()>().await;
         }
     }
 }

@@ -151,6 +151,16 @@ impl Stage {
         Self { front, backend, authority, files, whois, lookups, netmap, stats }
     }
 
+    /// The response to a request without TLS for this host.
+    async fn plain(&self, host: &str) -> String {
+        let mut stream = forwarded_from(CLIENT, self.front.at("svc:kube", 80)).await.expect("connected");
+        let request = format!("GET {PODS} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        timeout(DEADLINE, stream.read_to_string(&mut answer)).await.expect("in time").expect("a response");
+        answer
+    }
+
     fn knows(&self, client: &str, answer: Value) {
         self.whois.lock().expect("no panic").insert(address(client), answer);
         self.netmap.send_replace(Some(Arc::default()));
@@ -383,12 +393,23 @@ async fn pages_of_other_sites_use_no_identity_of_the_browser() {
     for page in [("origin", "https://evil.example"), ("origin", "null"), ("sec-fetch-site", "cross-site")] {
         assert!(status(&stage.get(CLIENT, PODS, &[page]).await, 403).contains("another site"), "{page:?}");
     }
-    let mut stream = stage.front.forwarded("svc:kube", 80).await.expect("connected");
-    stream.write_all(format!("GET {PODS} HTTP/1.1\r\nHost: rebound.example\r\nConnection: close\r\n\r\n").as_bytes()).await.expect("sent");
-    let mut answer = String::new();
-    timeout(DEADLINE, stream.read_to_string(&mut answer)).await.expect("in time").expect("a response");
+    // A page that a Pod serves would have the origin of the API server.
+    for page in [("origin", origin.as_str()), ("sec-fetch-site", "none")] {
+        let of_a_pod = stage.get(CLIENT, "/api/v1/namespaces/ns/services/s/proxy/", &[page]).await;
+        assert!(status(&of_a_pod, 403).contains("another site"), "{page:?}");
+    }
+    let answer = stage.plain("rebound.example").await;
     assert!(answer.starts_with("HTTP/1.1 421") && answer.contains("\"Status\""), "{answer}");
     assert_eq!(stage.backend.state.requests(), 1);
+}
+
+#[tokio::test]
+async fn site_without_tls_is_served_under_its_names() {
+    let stage = Stage::with(&json!({"mode": "auth", "names": ["plain.example"]}), ALPN).await;
+    for (host, status) in [("plain.example", 200), ("Plain.example:80", 200), (NAME, 200), ("other.example", 421)] {
+        let answer = stage.plain(host).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{host}: {answer}");
+    }
 }
 
 #[tokio::test]

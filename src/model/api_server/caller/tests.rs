@@ -9,8 +9,10 @@ use crate::model::api_server::route;
 
 use super::*;
 
-const AUTH: ApiServerSite = ApiServerSite { mode: ApiServerMode::Auth, permit_system: BTreeSet::new(), send_extra: false };
-const NOAUTH: ApiServerSite = ApiServerSite { mode: ApiServerMode::NoAuth, permit_system: BTreeSet::new(), send_extra: false };
+const AUTH: ApiServerSite =
+    ApiServerSite { mode: ApiServerMode::Auth, names: BTreeSet::new(), permit_system: BTreeSet::new(), send_extra: false };
+const NOAUTH: ApiServerSite =
+    ApiServerSite { mode: ApiServerMode::NoAuth, names: BTreeSet::new(), permit_system: BTreeSet::new(), send_extra: false };
 
 /// WhoIs of a user's device or, with tags, of a tagged node, with these rules.
 fn whois(tags: &[&str], rules: Value) -> WhoIs {

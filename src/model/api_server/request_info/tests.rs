@@ -101,7 +101,9 @@ fn streams_have_a_kind_and_resources_a_bounded_label() {
 }
 
 /// Methods and paths that run or reach a program in a container without an upgrade.
-const SESSIONS: [(&str, &str); 13] = [
+const SESSIONS: [(&str, &str); 15] = [
+    ("GET", "/api/v1/namespaces/ns/services/s/proxy/shell"),
+    ("POST", "/api/v1/namespaces/ns/pods/p/proxy"),
     ("POST", "/api/v1/namespaces/ns/pods/p/exec"),
     ("GET", "/api/v1/namespaces/ns/pods/p/exec/"),
     ("GET", "/api/v1/namespaces/ns/pods/p/attach"),
@@ -127,8 +129,6 @@ fn requests_for_a_program_in_a_container_are_sessions() {
         ("GET", "/api/v1/namespaces/ns/pods/exec"),
         ("GET", "/api/v1/namespaces/exec/pods/attach"),
         ("GET", "/api/v1/namespaces/ns/pods/p/ephemeralcontainers"),
-        ("GET", "/api/v1/namespaces/ns/services/s/proxy/exec"),
-        ("GET", "/api/v1/namespaces/ns/pods/p/proxy/exec"),
         ("GET", "/apis/apps/v1/namespaces/ns/deployments/d/exec"),
         ("GET", "/api/v1/nodes/n"),
         ("GET", "/exec"),

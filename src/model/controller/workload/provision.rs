@@ -19,7 +19,7 @@ use crate::model::controller::workload::objects::statefulset::stateful_set;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{Class, TailnetState};
 use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
-use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::pass::{Ownership, Pass};
 use crate::model::controller::workload::replicas::{ReplicaAdvertisement, remove_replicas, secrets};
 use crate::model::controller::workload::rollout::delete_stuck;
 use crate::model::controller::workload::{pace, standby, static_endpoints};
@@ -109,14 +109,21 @@ fn report_wait(plan: &mut PlanPart<'_>) {
 fn rights<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
     let mut plan = pass.part();
     let service = (!shape.role().is_replicated).then(|| headless_service(shape));
+    for manifest in rbac(shape).into_iter().chain(service) {
+        plan.want(manifest);
+    }
+    // The account of others may not impersonate: an account gets the right once it exists as the workload's own.
+    let account = ObjectRef::new(Kind::ServiceAccount, &shape.owner.namespace, shape.owner.name.clone());
+    let ownership = pass.owned(&account).map(|account_object| plan.ownership(&account, account_object));
     let impersonation = impersonation(shape);
-    if impersonation.is_none() {
+    if impersonation.is_none() || ownership == Some(Ownership::Foreign) {
         for object in impersonation_refs(pass.owner) {
             plan.delete(&object);
         }
-    }
-    for manifest in rbac(shape).into_iter().chain(impersonation.into_iter().flatten()).chain(service) {
-        plan.want(manifest);
+    } else if ownership == Some(Ownership::Ours) {
+        for manifest in impersonation.into_iter().flatten() {
+            plan.want(manifest);
+        }
     }
     plan
 }

@@ -4,14 +4,12 @@ use std::collections::BTreeSet;
 
 use crate::api::proxygroup::Impersonation;
 use crate::api::routes::{ApiServerSite, Host, Listener, Site};
+use crate::model::api_server::subject::is_system;
 use crate::model::controller::ingress::spec::ingress::{HTTP, HTTPS, SiteNames};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, SpecContext};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::spec::ApiServerRequest;
-
-/// Prefix of users and groups to which Kubernetes itself gives rights.
-const SYSTEM: &str = "system:";
 
 /// The request as a site with these names.
 pub fn api_server(observed: &Observed, shape: &RenderContext<'_>, (request, hosts): (ApiServerRequest<'_>, &[String])) -> PublishSpec {
@@ -28,11 +26,13 @@ pub fn api_server(observed: &Observed, shape: &RenderContext<'_>, (request, host
     }
     let impersonation = shape.impersonation();
     let permit_system = impersonation.map(permitted_system_names).unwrap_or_default();
+    let plain = if request.is_http { hosts.iter().cloned().collect() } else { BTreeSet::new() };
     let SiteNames { served: hosts, flaws, notes, warnings } = names;
+    let (mode, send_extra) = (request.mode.clone(), impersonation.is_some());
     let site = Site {
         hosts,
         listeners: [(port, listener)].into(),
-        api_server: Some(ApiServerSite { mode: request.mode.clone(), permit_system, send_extra: impersonation.is_some() }),
+        api_server: Some(ApiServerSite { mode, names: plain, permit_system, send_extra }),
         ..Site::default()
     };
     let (label, tags, ports) = (request.hostname.to_owned(), shape.spec.tags.to_vec(), vec![format!("tcp:{port}")]);
@@ -41,5 +41,5 @@ pub fn api_server(observed: &Observed, shape: &RenderContext<'_>, (request, host
 
 /// Users and groups of Kubernetes itself that clients may be: `*` permits none of them.
 fn permitted_system_names(Impersonation { users, groups }: &Impersonation) -> BTreeSet<String> {
-    users.iter().chain(groups).filter(|name| name.starts_with(SYSTEM)).cloned().collect()
+    users.iter().chain(groups).filter(|name| is_system(name)).cloned().collect()
 }

@@ -26,6 +26,8 @@ fn plain_http_needs_no_certificate() {
     world.settle();
     assert_eq!(url(&world).as_deref(), Some("http://kube.tail1234.ts.net"));
     assert_eq!(listened(&world), (json!({}), json!({"80": "http"})));
+    let names = |world: &World| world.config("kube").routes["svc:kube"].api_server.as_ref().map(|site| site.names.clone());
+    assert_eq!(names(&world), Some(["kube.tail1234.ts.net".to_owned()].into()), "requests for others are refused");
     assert_eq!(world.hosted.vips["svc:kube"].ports, ["tcp:80"]);
     assert!(!is_certificate_ordered(&world) && state(&world, CERTIFIED).is_none());
     assert_eq!(world.ready("kube").1, "ProxyGroupReady");
