@@ -93,7 +93,7 @@ fn without_queue() -> Value {
     let everyone = json!({"kind": "Group", "group": {"name": "system:authenticated"}});
     let rules = json!({"subjects": [everyone], "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": true,
         "namespaces": ["*"]}]});
-    json!({"metadata": {"name": "bench"}, "spec": {"matchingPrecedence": 1, "priorityLevelConfiguration": {"name": "exempt"}, "rules": [rules]}})
+    json!({"metadata": {"name": "bench"}, "spec": {"matchingPrecedence": 2, "priorityLevelConfiguration": {"name": "exempt"}, "rules": [rules]}})
 }
 
 /// A Pod as of a small Deployment, some 3 kB as the API server returns it.
