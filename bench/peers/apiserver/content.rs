@@ -60,8 +60,8 @@ pub(crate) async fn permit(admin: &Site, user: &str) -> Result<()> {
 pub(crate) async fn user(site: &Site) -> Result<String> {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    let seen = site.send(&mut site.connect().await?, Method::POST, path, &review).await?;
-    let user = seen["status"]["userInfo"]["username"].as_str().context("no user")?;
+    let reviewed = site.send(&mut site.connect().await?, Method::POST, path, &review).await?;
+    let user = reviewed["status"]["userInfo"]["username"].as_str().context("no user")?;
     ensure!(user != "pod", "{} impersonates no user", site.name);
     Ok(user.to_owned())
 }
