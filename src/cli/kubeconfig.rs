@@ -69,11 +69,11 @@ pub(super) fn run(args: &KubeconfigArgs, out: &mut dyn Write) -> Result<ExitCode
     let texts = paths.iter().map(|path| text(path)).collect::<Result<Vec<_>>>()?;
     let changed = if args.remove { remove(&access.address, &texts) } else { access.add(&texts) };
     let changed = changed.map_err(|fault| located(fault, &paths))?;
-    let mut changes = paths.iter().zip(changed).filter_map(|(path, text)| Some((path, text?))).peekable();
-    if changes.peek().is_none() {
+    let mut writes = paths.iter().zip(changed).filter_map(|(path, text)| Some((path, text?))).peekable();
+    if writes.peek().is_none() {
         writeln!(out, "nothing to change")?;
     }
-    for (path, text) in changes {
+    for (path, text) in writes {
         replace_of_user(path, text.as_bytes())?;
         writeln!(out, "changed {}", path.display())?;
     }
@@ -161,7 +161,7 @@ fn lock(paths: &[PathBuf]) -> Result<Locks> {
         match OpenOptions::new().write(true).create_new(true).open(&lock) {
             Ok(_) => locks.0.push(lock.into()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                bail!("another program changes it: {} exists; delete that if none runs", lock.display());
+                bail!("another program writes it: {} exists; delete that if none runs", lock.display());
             }
             // No directory, or a file that cannot be changed.
             Err(_) => {}

@@ -113,13 +113,11 @@ impl Site {
             read(self.begin(client, path).await?).await.map(|_| exchange)
         };
         let ended = timeout(PATIENCE, whole).await;
-        match ended {
-            Ok(Ok(exchange)) => exchange,
-            Ok(Err(_)) | Err(_) => {
-                *connection = None;
-                Exchange::Failed
-            }
+        if let Ok(Ok(exchange)) = ended {
+            return exchange;
         }
+        *connection = None;
+        Exchange::Failed
     }
 
     /// Sends an object on a connection; returns that of the response.

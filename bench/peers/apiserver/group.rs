@@ -37,7 +37,7 @@ pub(crate) struct Group {
 /// A Pod of the group.
 enum Replica {
     Ours(Box<Member>),
-    Stock { machine: Machine, process: Option<Process>, env: Vec<(&'static str, String)> },
+    Stock { machine: Box<Machine>, process: Option<Process>, env: Vec<(&'static str, String)> },
 }
 
 /// Usage of a group's processes: of the proxies, and of these and tailscaled. They are equal where the proxy includes tailscaled.
@@ -194,7 +194,7 @@ fn stock(name: &str, tailnet: &Tailnet, cluster: &Cluster, authority: &Authority
         ("HOME", "/run".to_owned()),
         ("XDG_CONFIG_HOME", "/run/config".to_owned()),
     ]);
-    let mut replica = Replica::Stock { machine, process: None, env };
+    let mut replica = Replica::Stock { machine: Box::new(machine), process: None, env };
     replica.run();
     Ok(replica)
 }

@@ -197,7 +197,7 @@ impl Side {
 async fn watch(site: Site, mut connection: super::client::Connection, events: Arc<AtomicUsize>) -> Result<()> {
     let mut body = site.begin(&mut connection, &content::watch()).await?.into_body();
     while let Some(frame) = body.frame().await {
-        let lines = frame?.data_ref().map_or(0, |data| data.iter().filter(|byte| **byte == b'\n').count());
+        let lines = frame?.data_ref().map_or(0, |data| data.split(|byte| *byte == b'\n').count() - 1);
         events.fetch_add(lines, Ordering::Relaxed);
     }
     Ok(())

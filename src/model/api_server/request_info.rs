@@ -136,9 +136,8 @@ impl ApiRequest {
     /// Whether the request runs a program in a container, or connects to one, also without an upgrade of the connection.
     fn is_session(&self) -> bool {
         match self.stream_kind() {
-            StreamKind::Exec | StreamKind::Attach | StreamKind::PortForward => true,
             // The kubelet has exec, run, attach and port-forward below its proxy, and a Pod or Service may be a shell over HTTP.
-            StreamKind::Proxy => true,
+            StreamKind::Exec | StreamKind::Attach | StreamKind::PortForward | StreamKind::Proxy => true,
             StreamKind::Other => self.resource == "pods" && self.subresource == "ephemeralcontainers" && self.verb != "get",
         }
     }

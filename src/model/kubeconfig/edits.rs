@@ -153,7 +153,7 @@ impl Editor<'_> {
         let lines = |column: usize| item_lines(section, name, fields).into_iter().map(move |line| format!("{:column$}{line}", ""));
         let Some((key, list)) = self.root.entry(section.list()) else {
             if self.root.is_flow {
-                return Some(vec![self.first_entry(self.root, &format!("{}: [{json}]", Value::from(section.list())))]);
+                return Some(vec![Self::first_entry(self.root, &format!("{}: [{json}]", Value::from(section.list())))]);
             }
             let column = self.root.start - self.line(self.root.start);
             let list = std::iter::once(format!("{:column$}{}:", "", section.list())).chain(lines(column)).collect::<Vec<_>>();
@@ -161,14 +161,14 @@ impl Editor<'_> {
         };
         match &list.content {
             Content::List(items) if list.is_flow || self.root.is_flow => match items.last() {
-                Some(last) => Some(vec![(last.end..last.end, format!(", {json}"))]),
+                Some(item) => Some(vec![(item.end..item.end, format!(", {json}"))]),
                 None if self.root.is_flow => Some(vec![(list.start..list.end, format!("[{json}]"))]),
                 None => Some(self.begin_list(key, list, lines)),
             },
             Content::List(items) => {
-                let (first, last) = (items.first()?, items.last()?);
+                let (first, end) = (items.first()?, items.last()?);
                 let column = self.indentation(self.dash(key, first)?);
-                Some(vec![self.lines(self.lines_end(last, column), &lines(column).collect::<Vec<_>>())])
+                Some(vec![self.lines(self.lines_end(end, column), &lines(column).collect::<Vec<_>>())])
             }
             Content::Null if self.root.is_flow => Some(vec![(list.start..list.end, format!("[{json}]"))]),
             Content::Null => Some(self.begin_list(key, list, lines)),
@@ -184,7 +184,7 @@ impl Editor<'_> {
     }
 
     /// Inserts an entry in front of those of a mapping in JSON's notation.
-    fn first_entry(&self, map: &YamlNode, entry: &str) -> Splice {
+    fn first_entry(map: &YamlNode, entry: &str) -> Splice {
         let has_others = matches!(&map.content, Content::Map(entries) if !entries.is_empty());
         (map.start + 1..map.start + 1, if has_others { format!("{entry}, ") } else { entry.to_owned() })
     }
@@ -198,7 +198,7 @@ impl Editor<'_> {
             }
             Some((_, old)) if matches!(old.content, Content::Null | Content::Scalar(_)) => Some((old.start..old.end, written)),
             Some(_) => None,
-            None if map.is_flow => Some(self.first_entry(map, &format!("{}: {written}", Value::from(key)))),
+            None if map.is_flow => Some(Self::first_entry(map, &format!("{}: {written}", Value::from(key)))),
             None => {
                 let (first, _) = entries.first()?;
                 let column = self.text[self.line(first.start)..first.start].chars().count();

@@ -57,7 +57,7 @@ struct YamlReader<'text> {
 }
 
 impl<'text> YamlReader<'text> {
-    /// YamlNode that begins with this event. The parser bounds the depth.
+    /// Node that begins with this event. The parser bounds the depth.
     fn node(&mut self, event: &Event<'text>, span: Span) -> Result<YamlNode, ScanError> {
         let range = span.byte_range().unwrap_or_default();
         let (content, style, end) = match event {

@@ -59,7 +59,7 @@ pub(crate) fn killed_replica_is_replaced(stage: &Stage) {
     let (killed, uid) = (SystemTime::now(), pods::uid(&stage.cluster, NAMESPACE, &replica));
     pods::signal(&uid, Some("tailyard"), Signal::SIGKILL);
     let answered = load.so_far().answered_so_far();
-    let (_, took) = Stage::timed("answers", || (load.so_far().answered_so_far() > answered + ENOUGH).then_some(()));
+    let ((), took) = Stage::timed("answers", || (load.so_far().answered_so_far() > answered + ENOUGH).then_some(()));
     stage.cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
     stage.cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
     let report = load.end();

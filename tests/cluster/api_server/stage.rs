@@ -162,7 +162,7 @@ pub(crate) fn pod(name: &str, script: &str) -> Value {
         "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}})
 }
 
-/// Pods and ConfigMaps that clients use.
+/// Pods and a `ConfigMap` that clients use.
 fn workloads() -> Vec<Value> {
     let config =
         |index| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": format!("page-{index}"), "namespace": "default"}});

@@ -38,7 +38,7 @@ pub struct NodeFacts {
     pub connections: Result<(u32, u32), String>,
     /// tailscaled's warning about UDP offloads; `None` without tailscaled, `Some(Ok(None))` without a warning.
     pub offloads: Option<Result<Option<String>, String>>,
-    /// Number of grants of the Kubernetes capability to this node; `None` outside of ProxyGroups of type kube-apiserver.
+    /// Number of grants of the Kubernetes capability to this node; `None` outside of groups of type `kube-apiserver`.
     pub kubernetes_grants: Option<Result<usize, String>>,
     /// Connections that tailscaled rejected or that were rejected; `None` if it records none.
     pub rejects: Option<Vec<RejectedFlow>>,

@@ -129,22 +129,7 @@ async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body>
     state.paths.lock().expect("no panic").push(request.uri().path().to_owned());
     match request.uri().path() {
         // As a kubelet: sessions of `exec` echo what they receive, or send bytes until they are closed.
-        path if path == "/ws" || path.ends_with("/exec") || path.starts_with("/exec/") => {
-            let is_endless = request.uri().query().is_some_and(|query| query.contains("command=endless"));
-            assert!(request.headers()[CONNECTION].to_str().is_ok_and(|value| value.eq_ignore_ascii_case("upgrade")));
-            let protocol = request.headers()[UPGRADE].clone();
-            let upgraded = hyper::upgrade::on(&mut request);
-            tokio::spawn(async move {
-                let (mut read, mut write) = tokio::io::split(TokioIo::new(upgraded.await.expect("upgraded")));
-                if is_endless {
-                    let _ = copy(&mut tokio::io::repeat(b'x'), &mut write).await;
-                } else {
-                    let _ = copy(&mut read, &mut write).await;
-                }
-            });
-            let answer = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS).header(CONNECTION, "Upgrade");
-            answer.header(UPGRADE, protocol).body(whole("")).expect("an answer")
-        }
+        path if path == "/ws" || path.ends_with("/exec") || path.starts_with("/exec/") => upgrade(&mut request),
         // As gRPC does it: every message comes back, and the status is a trailer.
         "/stream" => {
             let (sender, mut frames) = mpsc::channel::<Result<Frame<Bytes>, hyper::Error>>(8);
@@ -190,6 +175,24 @@ async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body>
             answer.body(whole(echo.to_string())).expect("an answer")
         }
     }
+}
+
+/// Begins a session of an upgraded connection.
+fn upgrade(request: &mut Request<Incoming>) -> Response<Body> {
+    let is_endless = request.uri().query().is_some_and(|query| query.contains("command=endless"));
+    assert!(request.headers()[CONNECTION].to_str().is_ok_and(|value| value.eq_ignore_ascii_case("upgrade")));
+    let protocol = request.headers()[UPGRADE].clone();
+    let upgraded = hyper::upgrade::on(request);
+    tokio::spawn(async move {
+        let (mut read, mut write) = tokio::io::split(TokioIo::new(upgraded.await.expect("upgraded")));
+        if is_endless {
+            let _ = copy(&mut tokio::io::repeat(b'x'), &mut write).await;
+        } else {
+            let _ = copy(&mut read, &mut write).await;
+        }
+    });
+    let answer = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS).header(CONNECTION, "Upgrade");
+    answer.header(UPGRADE, protocol).body(whole("")).expect("an answer")
 }
 
 fn whole(text: impl Into<Bytes>) -> Body {

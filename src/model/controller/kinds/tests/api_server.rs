@@ -212,7 +212,9 @@ fn change_of_the_mode_changes_rights_and_config_and_restarts_no_pod() {
 fn account_of_others_may_not_impersonate() {
     let mut world = kube(json!({}));
     let account = object(Kind::ServiceAccount, "kube");
-    let of_others = json!({"metadata": {"name": "kube", "namespace": account.namespace, "uid": "of-others", "resourceVersion": "1"}});
+    let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource": "other", "tailscale.com/parent-resource-type": "proxygroup"});
+    let metadata = json!({"name": "kube", "namespace": account.namespace, "uid": "of-others", "resourceVersion": "1", "labels": labels});
+    let of_others = json!({ "metadata": metadata });
     world.objects.insert(account.clone(), of_others.into());
     let may_impersonate = |world: &World| rules(world).is_some() || world.objects.contains_key(&cluster_wide(Kind::ClusterRoleBinding));
     world.settle();

@@ -175,7 +175,7 @@ fn group_and_services_are_deleted_in_any_order() {
 fn invalid_groups_report_the_reason() {
     let long = "g".repeat(53);
     let cases = [
-        ("pg", json!({"type": "kube-apiserver"}), "not served by this version"),
+        ("pg", json!({"type": "of-a-later-version"}), "not served by this version"),
         ("kube-apiserver-auth-proxy", json!({"type": "egress"}), "reserved for the Tailscale operator"),
         ("tailscale", json!({"type": "ingress"}), "is reserved for groups of type ingress"),
         (long.as_str(), json!({"type": "egress"}), "at most 52 characters"),

@@ -49,10 +49,10 @@ pub fn impersonation(shape: &RenderContext<'_>) -> Option<[Manifest; 2]> {
     let rules = of("users", &listed.users).into_iter().chain(of("groups", &listed.groups)).chain([extra]);
     let (owner, name) = (&shape.owner, names::impersonation(&shape.owner.name));
     let metadata = || ObjectMeta { namespace: None, ..owner.metadata(name.clone(), None) };
-    let role = ClusterRole { metadata: metadata(), rules: Some(rules.collect()), ..ClusterRole::default() };
+    let cluster_role = ClusterRole { metadata: metadata(), rules: Some(rules.collect()), ..ClusterRole::default() };
     let (role_ref, subjects) = (role_ref("ClusterRole", &name), Some(vec![subject(owner)]));
     let binding = ClusterRoleBinding { metadata: metadata(), role_ref, subjects };
-    Some([Manifest::of(Kind::ClusterRole, &role), Manifest::of(Kind::ClusterRoleBinding, &binding)])
+    Some([Manifest::of(Kind::ClusterRole, &cluster_role), Manifest::of(Kind::ClusterRoleBinding, &binding)])
 }
 
 /// The objects of [`impersonation`], in the order of deletion.
