@@ -260,8 +260,7 @@ fn list(key: &'static str, body: &'static str) -> impl Strategy<Value = (String,
 /// A kubeconfig and whether removal restores it.
 fn kubeconfig() -> impl Strategy<Value = (String, bool)> {
     let lists = (list("clusters", "cluster"), list("contexts", "context"), list("users", "user"));
-    let frame =
-        vec!["apiVersion: v1", "kind: Config", "preferences: {}", "current-context: a # mine", "x-anchor: &a\n  b: c", "# comment", ""];
+    let frame = ["apiVersion: v1", "kind: Config", "preferences: {}", "current-context: a # mine", "x-anchor: &a\n  b: c", "# comment", ""];
     let parts = lists.prop_flat_map(move |(a, b, c)| {
         let lines = frame.iter().map(|line| (*line).to_owned()).chain([a.0, b.0, c.0]).collect::<Vec<_>>();
         (Just(lines).prop_shuffle(), Just(a.1 && b.1 && c.1))

@@ -1,4 +1,4 @@
-//! ProxyGroups of type kube-apiserver: rights that the API server lets the reconciler grant, and the published name.
+//! Groups of type `kube-apiserver`: rights that the API server lets the reconciler grant, and the published name.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;

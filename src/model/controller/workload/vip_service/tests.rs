@@ -133,6 +133,7 @@ fn clusters_with_different_ports_and_tags_converge() {
 }
 
 /// Owner annotation with these references.
+#[allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
 fn owned_by(refs: serde_json::Value) -> VipService {
     existing(&json!({ "ownerRefs": refs }).to_string())
 }
