@@ -122,7 +122,7 @@ pub static TAILYARD: Table = Table {
             check: true,
             ..light("pure", PURE, &["cost", "docs", "firewall", "kinds", "language", "layers", "metrics", "objects", "report"], 10)
         },
-        light("cli", PURE, &["cli"], 5),
+        light("cli", PURE, &["cli", "kubeconfig"], 5),
         Tier { threads: 4, ..light("dns", PURE, &["dns"], 20) },
         Tier { check: true, ..light("front_end", PURE, &["front_end"], 20) },
         Tier { check: true, threads: 4, ..light("supervise", PURE, &["supervise"], 10) },
