@@ -5,7 +5,6 @@
 //! run here. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod acts;
-mod api_server;
 mod deletion;
 mod limits;
 mod sites;
@@ -15,8 +14,7 @@ mod standalone_site;
 use std::time::{Duration, Instant};
 
 use acts::{Acts, Client, May, Path};
-use api_server::ApiServer;
-use kit::cluster::images::{K8S_PROXY, STOCK, TAILYARD};
+use kit::cluster::images::{STOCK, TAILYARD};
 use kit::cluster::{DEADLINE, site, turn};
 use kit::guide::{GROUP, MIGRATE, SITES};
 use kit::operators::Stage;
@@ -87,20 +85,18 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     standalone::create(&stage);
     let shop = StandaloneSite::create(&stage);
     let site = Site::publish(&stage, &shop.user);
-    let kube = ApiServer::create(&stage);
     standalone::wait_until_ready(&stage);
     shop.is_served(&stage);
     for suffix in ["", ONCE] {
         site.is_served(suffix);
     }
-    kube.is_served_first(&stage, K8S_PROXY);
     println!("all kinds served by their operator: {:?}", begin.elapsed());
     let theirs = site.owners();
 
     for check in ["$ kubectl get serviceaccount", "$ kubectl get ingresses"] {
         assert_eq!(stage.guide.run(MIGRATE, check, &[]).trim(), "", "no pull Secrets, and no Funnel");
     }
-    take_over(&stage, &shop, &site, &kube);
+    take_over(&stage, &shop, &site);
     let ours = site.owners();
     assert!(ours.iter().zip(&theirs).all(|(ours, theirs)| ours != theirs), "the Tailscale Services are ours alone");
     let objects = ["solo", "open", "far", "fixed", "plain"].map(|name| format!("service/{name}{ONCE}"));
@@ -112,7 +108,7 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     shop.is_served_by(&stage, TAILYARD, "ts-");
     assert_eq!(shop.issued(), issued, "its certificate outlives it");
 
-    return_all(&stage, &shop, &site, &kube);
+    return_all(&stage, &shop, &site);
     assert_eq!(site.owners(), theirs);
     println!("finalizers by their operator: {} {}", site.finalizers("plain"), site.finalizers("stays"));
     let objects = ["service/solo", "service/open", "service/far", "service/fixed", "ingress/shop"];
@@ -120,25 +116,21 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     let devices = ["default-solo", "default-open", "default-far", "default-fixed", "shop"];
     deletion::assert_ends(&stage, &[&objects[..], &published].concat(), &devices, &["web", "plain"]);
     assert_eq!(site.owner("stays"), ours[0], "it outlives its Service, as the document has it");
-    deletion::assert_ends(&stage, &["proxygroup/in", "proxygroup/kube"], &["in-0", "in-1", "kube-0", "kube-1"], &["kube"]);
+    deletion::assert_ends(&stage, &["proxygroup/in"], &["in-0", "in-1"], &[]);
     stage.guide.finish(SITES);
 }
 
 /// Takes over all kinds under load: first with their image, then with ours.
-fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>, kube: &ApiServer) {
-    let sites = || (StandaloneSite::proxy(stage), site.devices(), site.addresses(), kube.addresses(stage));
-    let all = || (standalone::addresses(stage), standalone::pods(stage), sites());
+fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
+    let all = || (standalone::addresses(stage), standalone::pods(stage), StandaloneSite::proxy(stage), site.devices(), site.addresses());
     let before = all();
     let same = || assert_eq!(all(), before, "devices, Pods' names, and the addresses of the site");
-    let paths = standalone::paths(stage, &shop.user).into_iter().chain([shop.path(), kube.path()]).chain(site.paths());
-    let paths: Vec<Path<'_>> = paths.collect();
+    let paths: Vec<Path<'_>> = standalone::paths(stage, &shop.user).into_iter().chain([shop.path()]).chain(site.paths()).collect();
     let mut acts = Acts::begin(&paths);
     acts.change("all kinds from their operator to our reconciler, with the stock image", May::AsDocumented(Step::TakeOver), || {
         stage.replaced(sites::GROUP, || stage.take_over());
         standalone::run_images(stage, &[""], STOCK, "ts-");
         site.run_image(STOCK);
-        // Those of another image are not changed.
-        kube.is_served(stage, K8S_PROXY);
     });
     // The proxies of Ingresses stay as they are, and renewed their certificates at each start.
     let issued = shop.issued();
@@ -151,8 +143,6 @@ fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>, kube: &ApiSe
         standalone::run_images(stage, &["", ONCE], TAILYARD, "ts-");
         site.run_image(TAILYARD);
         shop.is_served_by(stage, TAILYARD, "ts-");
-        kube.is_served(stage, TAILYARD);
-        ApiServer::is_ready(stage);
     });
     assert_eq!(shop.issued(), issued, "the certificates are the same");
     same();
@@ -162,14 +152,12 @@ fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>, kube: &ApiSe
 
 /// Gives all kinds back under load, except Ingress and Service of the group, which are deleted before and created again. Another Service of
 /// the group goes back with our finalizer, which the document advises against for its Tailscale Service.
-fn return_all(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>, kube: &ApiServer) {
+fn return_all(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
     site.publish_another("stays");
-    let sites = || (StandaloneSite::proxy(stage), site.devices(), kube.addresses(stage));
-    let all = || (standalone::addresses(stage), standalone::pods(stage), sites());
+    let all = || (standalone::addresses(stage), standalone::pods(stage), StandaloneSite::proxy(stage), site.devices());
     let before = all();
     let manifest = site.manifest();
-    let others = [shop.path(), site.path_to("stays"), kube.path()];
-    let others: Vec<Path<'_>> = standalone::paths(stage, &shop.user).into_iter().chain(others).collect();
+    let others: Vec<Path<'_>> = standalone::paths(stage, &shop.user).into_iter().chain([shop.path(), site.path_to("stays")]).collect();
     let mut acts = Acts::begin(&others);
     let mut unserved = Duration::ZERO;
     acts.change("all kinds from our reconciler back to their operator", May::AsDocumented(Step::Back), || {
@@ -180,7 +168,6 @@ fn return_all(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>, kube: &ApiS
         standalone::run_images(stage, &[""], STOCK, "proxies");
         shop.is_served_by(stage, STOCK, "proxies");
         site.run_image(STOCK);
-        kube.is_served(stage, K8S_PROXY);
         let created = Instant::now();
         stage.guide.run(MIGRATE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
         site.is_served("");

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::cluster::chart::{self, CONTROL, NAMESPACE, RECONCILER};
-use crate::cluster::images::{self, K8S_PROXY, OPERATOR, STOCK, TAILYARD};
+use crate::cluster::images::{self, OPERATOR, STOCK, TAILYARD};
 use crate::cluster::node::ProxyMode;
 use crate::cluster::pods::client;
 use crate::cluster::{Cluster, DEADLINE};
@@ -39,10 +39,10 @@ pub struct Stage {
 impl Stage {
     /// Starts the cluster, without an operator.
     pub fn set() -> Self {
-        let bin = servers(&["containerboot", "k8s-operator", "k8s-proxy"]);
+        let bin = servers(&["containerboot", "k8s-operator"]);
         let cluster = Cluster::start_with(NODES, Control::Hosted, ProxyMode::Nftables);
         cluster.load_tailyard(Path::new(crate::tailyard()));
-        for image in [images::stock(&bin), images::operator(&bin), images::k8s_proxy(&bin)] {
+        for image in [images::stock(&bin), images::operator(&bin)] {
             cluster.load(&image);
         }
         let (machine, tailscaled) = cluster.tailnet.node("db");
@@ -63,8 +63,7 @@ impl Stage {
         println!("their operator is {id}");
         self.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/operator", &[]);
         let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
-        let api_server = "proxyGroupTypes={egress,ingress,kube-apiserver},apiServerProxyConfig.allowImpersonation=true";
-        let local = format!("{repository},image.tag={tag},controlPlane.url={CONTROL},{api_server}");
+        let local = format!("{repository},image.tag={tag},controlPlane.url={CONTROL}");
         self.guide.run(
             MIGRATE,
             "$ helm install",
@@ -90,21 +89,14 @@ impl Stage {
         self.cluster.rolled_out(NAMESPACE, RECONCILER);
     }
 
-    /// Installs the Tailscale operator from its own manifests. Only images, credentials and the control plane URL differ.
+    /// Installs the Tailscale operator from its own manifest. Only images, credentials and the control plane URL differ.
     pub fn install_theirs(&self) {
-        let read = |file: &str| fs::read_to_string(their_directory().with_file_name("manifests").join(file)).expect("their manifest");
         let manifest = changed(
-            &read("operator.yaml"),
+            &fs::read_to_string(their_directory().with_file_name("manifests").join("operator.yaml")).expect("their manifest"),
             &[
                 ("image: tailscale/k8s-operator:stable", &format!("image: {OPERATOR}")),
                 ("imagePullPolicy: Always", "imagePullPolicy: IfNotPresent"),
                 ("value: tailscale/tailscale:stable", &format!("value: {STOCK}")),
-                (
-                    "                    - name: PROXY_TAGS\n",
-                    &format!(
-                        "                    - name: K8S_PROXY_IMAGE\n                      value: {K8S_PROXY}\n                    - name: PROXY_TAGS\n"
-                    ),
-                ),
                 ("client_id: # SET CLIENT ID HERE", &format!("client_id: {}", CLIENT.0)),
                 ("client_secret: # SET CLIENT SECRET HERE", &format!("client_secret: {}", CLIENT.1)),
                 (
@@ -114,7 +106,6 @@ impl Stage {
             ],
         );
         self.cluster.apply_text(&manifest);
-        self.cluster.apply_text(&read("authproxy-rbac.yaml"));
         self.cluster.rolled_out(NAMESPACE, "deployment/operator");
     }
 

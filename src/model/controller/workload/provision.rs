@@ -140,7 +140,9 @@ fn pods<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
     // The Tailscale operator's image reads its config at start and exits without one.
     let config = |ordinal| pass.owned(&config_ref(&shape.owner, ordinal));
     let configured = |ordinal| config(ordinal).is_some_and(|secret| !secret["data"][names::CONFIG_KEY].is_null());
-    if existing.is_some() || !shape.stock() || (0..shape.spec.replicas).all(configured) {
+    // Pods that may not impersonate yet would refuse each client, and those of the Tailscale operator run on until then.
+    let has_rights = impersonation(shape).is_none() || impersonation_refs(&shape.owner).iter().all(|object| pass.owned(object).is_some());
+    if has_rights && (existing.is_some() || !shape.stock() || (0..shape.spec.replicas).all(configured)) {
         plan.want(stateful_set(shape, existing));
     }
     let scraped = metrics(shape);

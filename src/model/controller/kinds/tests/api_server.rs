@@ -209,22 +209,6 @@ fn change_of_the_mode_changes_rights_and_config_and_restarts_no_pod() {
 }
 
 #[test]
-fn account_of_others_may_not_impersonate() {
-    let mut world = kube(json!({}));
-    let account = object(Kind::ServiceAccount, "kube");
-    let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource": "other", "tailscale.com/parent-resource-type": "proxygroup"});
-    let metadata = json!({"name": "kube", "namespace": account.namespace, "uid": "of-others", "resourceVersion": "1", "labels": labels});
-    let of_others = json!({ "metadata": metadata });
-    world.objects.insert(account.clone(), of_others.into());
-    let may_impersonate = |world: &World| rules(world).is_some() || world.objects.contains_key(&cluster_wide(Kind::ClusterRoleBinding));
-    world.settle();
-    assert!(!may_impersonate(&world));
-    world.objects.remove(&account);
-    world.settle();
-    assert!(may_impersonate(&world));
-}
-
-#[test]
 fn invalid_groups_get_no_pods_and_a_reason() {
     let class = |image: &str| Some(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": image}}}}));
     let cases = [
