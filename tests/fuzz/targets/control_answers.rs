@@ -29,10 +29,10 @@ fuzz_target!(|data: &[u8]| {
             share: false,
             adopt: true,
             taken_by: [].into(),
-            alone: None,
+            sole_owner: None,
         };
         let _ = (verify_owner(Some(&service), &answered, &owner, false), release(Some(&service), &owner, "g"));
-        let alone = DesiredVipService { alone: Some("uid".to_owned()), ..answered };
-        let _ = verify_owner(Some(&service), &alone, &owner, false);
+        let sole = DesiredVipService { sole_owner: Some("uid".to_owned()), ..answered };
+        let _ = verify_owner(Some(&service), &sole, &owner, false);
     }
 });
