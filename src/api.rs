@@ -1,8 +1,10 @@
 //! WIRE: the formats that others read and write. Types and their serde; no logic, no IO.
 
 pub mod condition;
+pub mod connector;
 pub mod control;
 pub mod crd;
+pub mod dnsconfig;
 pub mod egress;
 pub mod failover;
 pub mod ingress;
@@ -12,6 +14,7 @@ pub mod names;
 pub mod netmap;
 pub mod proxyclass;
 pub mod proxygroup;
+pub mod proxygrouppolicy;
 pub mod replica;
 pub mod routes;
 mod schema;

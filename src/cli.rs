@@ -8,9 +8,12 @@ mod enable_ip_forwarding;
 mod flags;
 mod kubeconfig;
 mod load;
+mod migrate;
+mod nameserver;
 mod plan;
 pub mod proxy;
 pub mod reconciler;
+mod service;
 mod status;
 mod uninstall;
 
@@ -46,6 +49,14 @@ enum Command {
     Reconciler(Box<flags::Given<reconciler::ReconcilerCommand>>),
     // As above.
     #[allow(clippy::doc_markdown)]
+    /// Run the nameserver of a DNSConfig: answer DNS queries of the cluster for names of the tailnet
+    ///
+    /// Authoritative for ts.net and for the domains of its records, which a ConfigMap contains; other names are refused. The last records
+    /// stay in force while the API server is unavailable. A flag wins over its variable. All invalid settings are reported at once, with exit
+    /// status 64.
+    Nameserver(Box<flags::Given<nameserver::NameserverCommand>>),
+    // As above.
+    #[allow(clippy::doc_markdown)]
     /// Show ProxyGroups, standalone proxies, replicas, Services and Ingresses of a cluster
     Status(status::StatusArgs),
     /// Find out what is wrong with a cluster or a machine, and how to repair it
@@ -61,6 +72,10 @@ enum Command {
     /// The reconciler deletes Pods, devices, Secrets and its other objects, and removes its finalizers; users' objects stay. Needs a
     /// running reconciler, and get and patch on the Lease tailyard-reconciler.
     Uninstall(uninstall::UninstallArgs),
+    // As above.
+    #[allow(clippy::doc_markdown)]
+    /// Prepare a migration from the Tailscale operator: convert values of its chart, check a cluster
+    Migrate(migrate::MigrateArgs),
     /// Print, offline and without root, what a config turns into
     Plan(plan::PlanArgs),
     /// Enable IP forwarding in this network namespace and exit, for an init container
@@ -88,10 +103,12 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Proxy(args) => proxy::run(&args.flags),
         Command::Reconciler(args) => reconciler::run(&args.flags),
+        Command::Nameserver(args) => nameserver::run(&args.flags),
         Command::Status(args) => status::run(&args, &mut std::io::stdout()),
         Command::Doctor(args) => doctor::run(&args, &mut std::io::stdout()),
         Command::Kubeconfig(args) => kubeconfig::run(&args, &mut std::io::stdout().lock()),
         Command::Uninstall(args) => uninstall::run(&args, &mut std::io::stdout()),
+        Command::Migrate(args) => migrate::run(&args, &mut std::io::stdout(), &mut std::io::stderr()),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
         Command::EnableIpForwarding => enable_ip_forwarding::run(&mut std::io::stdout().lock()),
         Command::Crd => crd::run(&mut std::io::stdout().lock()),
@@ -141,6 +158,7 @@ mod tests {
     use clap::{Args, Command as Line, FromArgMatches};
 
     use super::flags::{Configured, Given};
+    use super::nameserver::NameserverCommand;
     use super::proxy::ProxyCommand;
     use super::reconciler::ReconcilerCommand;
     use crate::model::settings::Flags;
@@ -169,6 +187,7 @@ mod tests {
     fn every_flag_of_a_table_reaches_the_settings_and_help_names_its_variable() {
         every_flag_reaches_the_settings_and_help_names_its_variable::<ProxyCommand>();
         every_flag_reaches_the_settings_and_help_names_its_variable::<ReconcilerCommand>();
+        every_flag_reaches_the_settings_and_help_names_its_variable::<NameserverCommand>();
     }
 
     #[test]

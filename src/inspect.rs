@@ -1,4 +1,4 @@
-//! Inspection commands: overview ([`status`]) and diagnosis ([`doctor`]). Read-only towards the cluster; work without a running reconciler.
+//! Inspection commands: overview ([`status`]), diagnosis ([`doctor`]) and the check before a migration ([`migration`]). Read-only towards the cluster; work without a running reconciler.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use crate::model::diagnostics::overview::{Gap, LiveStatus, StatusPart};
 
 mod cache;
 pub mod doctor;
+pub mod migration;
 pub mod status;
 
 /// Label selector of the Pods of groups and standalone proxies.
@@ -32,7 +33,7 @@ pub enum InspectError {
     /// A part that everything depends on is unreadable.
     #[error("{}", .gap.sentence(*.part, .namespace))]
     Unread { part: StatusPart, gap: Gap, namespace: String },
-    #[error("there is no ProxyGroup {0}: kubectl get proxygroups lists them")]
+    #[error("there is no ProxyGroup or Connector {0}: kubectl get proxygroups,connectors lists them")]
     NoGroup(String),
     #[error("no Service or Ingress {0} uses Tailscale: kubectl get services,ingresses -A lists all")]
     NoObject(String),

@@ -13,6 +13,7 @@
 //! | [`runtime`] | PLUMBING, domain-free | nothing of ours |
 //! | [`proxy`] | DATA PLANE tasks | `api`, `model`, `edge`, `runtime` |
 //! | [`reconciler`] | CONTROL PLANE tasks | `api`, `model`, `edge`, `runtime` |
+//! | [`nameserver`] | DNS SERVER tasks | `api`, `model`, `edge`, `runtime` |
 //! | [`load`] | LOAD: open-loop, towards any service | `api`, `model`, `edge`, `runtime` |
 //! | [`demo`] | the proxy on one machine, under load | `api`, `model`, `edge`, `runtime`, `load` |
 //! | [`inspect`] | read-only status and diagnosis commands | `api`, `model`, `edge`, `runtime` |
@@ -25,6 +26,7 @@ pub mod edge;
 pub mod inspect;
 pub mod load;
 pub mod model;
+pub mod nameserver;
 pub mod proxy;
 pub mod reconciler;
 pub mod runtime;

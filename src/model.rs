@@ -11,6 +11,7 @@ pub mod flows;
 pub mod front_end;
 pub mod ingress;
 pub mod kubeconfig;
+pub mod nameserver;
 pub mod plan;
 pub mod settings;
 pub mod tailnet;

@@ -9,16 +9,19 @@ pub mod context;
 pub mod control_plane;
 pub mod default_control_plane;
 pub mod failover;
+pub mod group_policies;
 pub mod http;
 pub mod informers;
 pub mod metrics;
+pub mod nameserver;
+pub mod operator_device;
+pub mod owned_objects;
 pub mod proxyclass;
 pub mod tailnet_tokens;
 pub mod tailnets;
 pub mod uninstall;
 pub mod worker;
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,9 +29,11 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::api::names;
-use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, SERVICE_ACCOUNT};
+use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease};
 use crate::model::base::backoff::Backoff;
 use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
+use crate::model::controller::kinds::group_policy::PolicyRules;
+use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::settings::reconciler::{Reconciler as Settings, cluster_domain};
 use crate::runtime::metrics::MetricsError;
@@ -36,7 +41,7 @@ use crate::runtime::queue::Queue;
 use crate::runtime::tasks::{self, Stop, TaskError, Tasks};
 
 use apply::Applier;
-use cache::{ClusterCache, WorkKey};
+use cache::{ClusterCache, WatchRole, WorkKey};
 use context::Context;
 use control_plane::ControlPlanes;
 use failover::Failover;
@@ -74,8 +79,8 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let metrics = Arc::new(Metrics::new()?);
     let cluster = cluster(&settings).await?;
     let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
-    let grants_impersonation = !settings.workloads.impersonation.users.is_empty();
-    let watches = informers::watches(cluster.namespace(), &settings.service_namespaces, grants_impersonation);
+    let mut watches = informers::watches(cluster.namespace(), &settings.service_namespaces, settings.grants_impersonation());
+    watches.retain(|watch| is_served(watch.role, &settings));
     let cache = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
     let cache = cache.serving(&settings.workloads.types, settings.assignment()).in_namespace(cluster.namespace());
     let stores = Stores::new(cache, queue.clone());
@@ -122,6 +127,16 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     });
     tasks.run(GRACE).await?;
     Ok(())
+}
+
+/// Whether the objects of a role are watched: those of kinds that are off by default only if they are on.
+fn is_served(role: WatchRole, settings: &Settings) -> bool {
+    match role {
+        WatchRole::Connector => settings.connectors,
+        WatchRole::DnsConfig | WatchRole::Owned(Kind::Deployment) => settings.dns_configs,
+        WatchRole::GroupPolicy | WatchRole::Owned(Kind::AdmissionPolicy | Kind::AdmissionBinding) => settings.group_policies,
+        _ => true,
+    }
 }
 
 /// Processes the queue until it is closed. Holds `_done` meanwhile: the Lease is released after the last worker.
@@ -183,6 +198,12 @@ fn context(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lea
         controls,
         tokens: TailnetTokens::new(cluster.clone(), settings.service_account.clone(), settings.control.ca.clone()),
         control: settings.control.clone(),
+        operator_device: settings.operator_device.clone(),
+        operator_secret: settings.operator_secret.clone(),
+        policy_rules: PolicyRules {
+            reconciler: format!("system:serviceaccount:{}:{}", cluster.namespace(), settings.service_account),
+            ingress_class: settings.ingress_class.clone(),
+        },
         unserved: std::sync::Mutex::default(),
         settings: Arc::new(workloads),
         memories: Mutex::default(),
@@ -194,11 +215,8 @@ fn context(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lea
 }
 
 async fn cluster(settings: &Settings) -> Result<Cluster, KubeError> {
-    let cluster = match (&settings.kubeconfig, &settings.kube) {
-        (Some(file), _) => Cluster::kubeconfig(file).await?,
-        (None, Some(kube)) => Cluster::in_pod(&kube.server, Path::new(SERVICE_ACCOUNT)).await?,
-        (None, None) => Cluster::kubeconfig(Path::new("")).await?,
-    };
+    let server = settings.kube.as_ref().map(|kube| &*kube.server);
+    let cluster = Cluster::connect(settings.kubeconfig.as_deref(), server).await?;
     Ok(match &settings.namespace {
         Some(namespace) => cluster.within(namespace),
         None => cluster,

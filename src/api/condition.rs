@@ -18,6 +18,12 @@ pub const PROXY_GROUP_READY: &str = "ProxyGroupReady";
 pub const PROXY_GROUP_AVAILABLE: &str = "ProxyGroupAvailable";
 /// Of a `ProxyClass`: it can be used.
 pub const PROXY_CLASS_READY: &str = "ProxyClassReady";
+/// Of a `Connector`: every device is in the tailnet.
+pub const CONNECTOR_READY: &str = "ConnectorReady";
+/// Ours, of a `ProxyGroupPolicy`: the API server enforces it.
+pub const PROXY_GROUP_POLICY_READY: &str = "ProxyGroupPolicyReady";
+/// Of a `DNSConfig`: its nameserver answers queries.
+pub const NAMESERVER_READY: &str = "NameserverReady";
 /// Of a `Tailnet`: its credentials work and suffice.
 pub const TAILNET_READY: &str = "TailnetReady";
 /// Of a Service with a tailnet target: its annotations and ports are valid.
@@ -46,6 +52,9 @@ pub const CERTIFIED: &str = "TailyardCertificatesReady";
 /// Ours, of a `ProxyGroup`, and of a Service with a standalone proxy: it accepts routes that cover addresses of the cluster. Absent otherwise.
 pub const ROUTES_OVERLAP: &str = "TailyardRoutesOverlap";
 
+/// Ours, of a `Connector`: the control plane has approved all routes that its devices advertise. Absent without routes.
+pub const ROUTES_APPROVED: &str = "TailyardRoutesApproved";
+
 /// Reasons of conditions and Events.
 pub mod reason {
     pub const PROXY_GROUP_READY: &str = "ProxyGroupReady";
@@ -62,6 +71,18 @@ pub mod reason {
     pub const INVALID_TAILSCALE_SERVICE: &str = "InvalidTailscaleService";
     pub const PROXY_CLASS_VALID: &str = "ProxyClassValid";
     pub const PROXY_CLASS_INVALID: &str = "ProxyClassInvalid";
+    pub const CONNECTOR_CREATED: &str = "ConnectorCreated";
+    pub const CONNECTOR_CREATING: &str = "ConnectorCreating";
+    pub const CONNECTOR_CREATION_FAILED: &str = "ConnectorCreationFailed";
+    pub const CONNECTOR_INVALID: &str = "ConnectorInvalid";
+    pub const PROXY_GROUP_POLICY_ENFORCED: &str = "ProxyGroupPolicyEnforced";
+    pub const PROXY_GROUP_POLICY_NOT_ENFORCED: &str = "ProxyGroupPolicyNotEnforced";
+    pub const PROXY_GROUP_POLICY_INVALID: &str = "ProxyGroupPolicyInvalid";
+    pub const NAMESERVER_CREATED: &str = "NameserverCreated";
+    pub const NAMESERVER_CREATION_FAILED: &str = "NameserverCreationFailed";
+    /// Ours: no Pod is ready.
+    pub const NAMESERVER_PENDING: &str = "NameserverPending";
+    pub const MULTIPLE_DNS_CONFIGS: &str = "MultipleDNSConfigsPresent";
     pub const TAILNET_VALID: &str = "TailnetValid";
     pub const INVALID_SECRET: &str = "InvalidSecret";
     pub const INVALID_OAUTH: &str = "InvalidOAuth";
@@ -89,6 +110,9 @@ pub mod reason {
     /// Ours: the namespace has no names left.
     pub const TOO_MANY_NAMES: &str = "TooManyNames";
     pub const ROUTE_COVERS_CLUSTER: &str = "RouteCoversCluster";
+    pub const ROUTES_APPROVED: &str = "RoutesApproved";
+    pub const ROUTES_NOT_APPROVED: &str = "RoutesNotApproved";
+    pub const ROUTES_UNREADABLE: &str = "RoutesUnreadable";
     /// Ours, Event of an Ingress: a part of it is not served.
     pub const PARTIALLY_ADVERTISED: &str = "PartiallyAdvertised";
     /// Ours, Event of an Ingress of a group: it has no address yet.
@@ -99,6 +123,8 @@ pub mod reason {
     pub const CERTIFICATE_EXPIRING: &str = "CertificateExpiring";
     /// Ours, Event of an Ingress with a proxy of its own: the control plane issues no certificates, and it names none.
     pub const NO_CERTIFICATES: &str = "NoCertificates";
+    /// Ours, Event of a `ProxyGroup` or Connector: its devices have other tags than `spec.tags`.
+    pub const TAGS_NOT_APPLIED: &str = "TagsNotApplied";
     pub const DEVICE_ORPHANED: &str = "DeviceOrphaned";
     /// Ours, Event of a `ProxyGroup`: the Pod of an unreachable replica was made unready.
     pub const REPLICA_LOST: &str = "ReplicaLost";

@@ -8,13 +8,17 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt as _;
 
+use super::connector::Connector;
+use super::dnsconfig::DNSConfig;
 use super::proxyclass::ProxyClass;
 use super::proxygroup::ProxyGroup;
+use super::proxygrouppolicy::ProxyGroupPolicy;
 use super::tailnet::Tailnet;
 
 /// All definitions, sorted by name.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    [ProxyClass::crd(), ProxyGroup::crd(), Tailnet::crd()].map(finished).into()
+    let kinds = [Connector::crd(), DNSConfig::crd(), ProxyClass::crd(), ProxyGroupPolicy::crd(), ProxyGroup::crd(), Tailnet::crd()];
+    kinds.map(finished).into()
 }
 
 fn finished(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {

@@ -12,6 +12,9 @@ pub const RECONCILER_FIELD_MANAGER: &str = "tailyard";
 /// Suffix after `<pod>`: the Secret with the replica's tailscaled config.
 pub const CONFIG_SECRET_SUFFIX: &str = "-config";
 
+/// `TS_INTERNAL_APP` of the Pods of a Connector.
+pub const CONNECTOR_APP: &str = "k8s-operator-connector-resource";
+
 /// Label of all objects that the reconciler created.
 pub const MANAGED: &str = "tailscale.com/managed";
 /// Label: kind of the parent object, e.g. [`PARENT_GROUP`].
@@ -29,6 +32,8 @@ pub const PARENT_SERVICE: &str = "svc";
 pub const CONFIG_PARENT: &str = "tailyard.io/parent-service";
 /// Ours, label of config and certificate Secrets of a standalone Ingress's proxy: the Ingress's name.
 pub const CONFIG_PARENT_INGRESS: &str = "tailyard.io/parent-ingress";
+/// Ours, label of the config Secrets and node ports of a Connector: its name.
+pub const CONFIG_PARENT_CONNECTOR: &str = "tailyard.io/parent-connector";
 /// Ours, label of these Secrets: the namespace of the Service or Ingress.
 pub const CONFIG_PARENT_NAMESPACE: &str = "tailyard.io/parent-namespace";
 /// Label of a Secret: `config`, `state` or `certs`.
@@ -71,6 +76,8 @@ pub const PROXY_PARENT: &str = "ts_proxy_parent_name";
 pub const PROXY_PARENT_NAMESPACE: &str = "ts_proxy_parent_namespace";
 /// Value of [`PARENT_TYPE`]: an Ingress.
 pub const PARENT_INGRESS: &str = "ingress";
+/// Value of [`PARENT_TYPE`], and of [`PROXY_TYPE`]: a Connector.
+pub const PARENT_CONNECTOR: &str = "connector";
 /// Value of [`SECRET_TYPE`]: a certificate; the Secret's name is its DNS name.
 pub const CERTS: &str = "certs";
 /// Label of a certificate's Secret: its DNS name, cut to 63 characters.
@@ -91,6 +98,14 @@ pub const SERVICE_FINALIZER: &str = "tailscale.com/service-pg-finalizer";
 pub const API_SERVER_FINALIZER: &str = "tailscale.com/kube-apiserver-finalizer";
 /// `ServiceAccount` that the Tailscale operator gives to all Pods that impersonate. Those of Tailyard have one for each group.
 pub const API_SERVER_ACCOUNT: &str = "kube-apiserver-auth-proxy";
+/// Service in the reconciler's namespace, which writes it: requests the device that serves the Kubernetes API.
+pub const API_SERVER_SERVICE: &str = "tailyard-api-server";
+/// Ours, annotation of that Service: the mode, `auth` or `noauth`.
+pub const API_SERVER_MODE: &str = "tailyard.io/kube-apiserver";
+/// Ours, annotation of that Service: `true` serves HTTP in place of HTTPS.
+pub const API_SERVER_HTTP: &str = "tailyard.io/kube-apiserver-http";
+/// Ours, annotation of that Service: Secret of its own certificate.
+pub const API_SERVER_CERTIFICATE: &str = "tailyard.io/kube-apiserver-certificate";
 /// Annotation of a user's Service: `true` advertises it, whatever its type.
 pub const EXPOSE: &str = "tailscale.com/expose";
 /// Annotation of an Ingress: `true` redirects HTTP requests to the same URL over HTTPS.
@@ -121,6 +136,8 @@ pub const PROXY_PROTOCOL: &str = "tailyard.io/proxy-protocol";
 /// Ours, annotation of a standalone Service or Ingress: `true` gives its proxy a second Pod that takes over. Label of that Pod and its
 /// `StatefulSet`.
 pub const STANDBY: &str = "tailyard.io/standby";
+/// Ours, annotation of a `ProxyGroupPolicy`: it also limits objects with a proxy of their own, whose `ProxyGroup` is the empty name.
+pub const LIMIT_STANDALONE: &str = "tailyard.io/limit-standalone";
 /// Ours, annotation of a replica's Pod that does not answer health probes ([`super::failover::UnreachableNote`]).
 pub const UNREACHABLE: &str = "tailyard.io/unreachable";
 /// Annotation of a standalone Ingress: `true` serves clients of the cluster at the Pod's addresses.
@@ -170,6 +187,9 @@ pub fn endpoints(group: &str) -> String {
 pub fn endpoint_reader(name: &str) -> Option<&str> {
     name.strip_prefix(ENDPOINTS)?.strip_prefix('-')
 }
+
+/// Ours: name of the `ClusterRole` by which the operator's device impersonates, and of its binding.
+pub const API_SERVER_ROLE: &str = "tailyard-api-server-impersonation";
 
 /// Ours: name of the `ClusterRole` by which the Pods of a group impersonate, and of its binding.
 pub fn impersonation(group: &str) -> String {

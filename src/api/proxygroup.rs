@@ -121,6 +121,14 @@ pub enum ApiServerMode {
     Other(String),
 }
 
+impl ApiServerMode {
+    /// Whether requests have the proxy's credentials and the identity of their client; otherwise those of the client alone, also in a mode
+    /// of a later version.
+    pub fn impersonates(&self) -> bool {
+        *self == Self::Auth
+    }
+}
+
 /// Tailyard-specific settings of a group.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -356,7 +364,7 @@ mod tests {
     fn every_enum_value_of_the_definition_is_parsed() {
         let definition = serde_json::to_value(crate::api::crd::definitions()).expect("JSON");
         let names = |field: &str| {
-            let place = format!("/1/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/{field}/enum");
+            let place = format!("/4/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/{field}/enum");
             definition.pointer(&place).and_then(|names| names.as_array().cloned()).expect("an enum")
         };
         for name in names("type") {

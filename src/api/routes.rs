@@ -4,6 +4,7 @@
 //! without Tailscale Services). If absent, a replica uses the serve config.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +51,9 @@ pub struct Site {
     pub api_server: Option<ApiServerSite>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub funnel: bool,
+    /// Addresses of the Tailscale Service, once the control plane has assigned some.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 /// The site of a group of type `kube-apiserver`: every path goes to the API server of the cluster.
@@ -70,8 +74,8 @@ pub struct ApiServerSite {
     /// Names of the site that have no certificate: those of a site without TLS. Requests for other names are refused.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub names: BTreeSet<String>,
-    /// Names of users and groups of Kubernetes itself, which begin with `system:`, that may be impersonated; `*` permits all of them. RBAC
-    /// cannot except names, so the replica refuses the others with status 403.
+    /// Names of users and groups of Kubernetes itself, which begin with `system:` or `kubeadm:`, that may be impersonated. RBAC cannot except
+    /// names, so the replica refuses the others with status 403.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub permit_system: BTreeSet<String>,
     /// Whether node, address and login of the client are sent as [`Self::EXTRA`]: the `ClusterRole` permits it.

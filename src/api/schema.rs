@@ -77,6 +77,11 @@ fn complete(name: &str, schema: &mut Map<String, Value>) {
     }
 }
 
+/// Schema of prefixes, of which there is one at least.
+pub(super) fn prefixes(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "minItems": 1, "items": {"type": "string", "format": "cidr"}})
+}
+
 /// Schema of image pull Secret names.
 pub(super) fn pull_secrets(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "array", "items": {

@@ -1,17 +1,13 @@
 //! `tailyard proxy`: a replica with the settings of the environment and of the command line.
 
-use std::collections::BTreeMap;
-use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
 use super::flags::Configured;
+use super::service;
 use crate::model::settings::{Flags, INIT, Init, Settings, TailnetMode};
 use crate::runtime::{init, telemetry};
-
-/// Exit code for invalid settings.
-pub(super) const EX_USAGE: u8 = 64;
 
 /// The command `tailyard proxy`.
 #[derive(Debug)]
@@ -30,12 +26,9 @@ impl Configured for ProxyCommand {
 
 /// Runs a replica with the environment and these flags. All invalid settings are listed, and the exit code is 64.
 pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
-    let settings = match Settings::read(&environment(), flags) {
+    let settings = match service::settings(Settings::read, flags)? {
         Ok(settings) => settings,
-        Err(faults) => {
-            writeln!(std::io::stderr(), "{faults}")?;
-            return Ok(ExitCode::from(EX_USAGE));
-        }
+        Err(code) => return Ok(code),
     };
     if std::process::id() == 1 && matches!(settings.tailnet, TailnetMode::Tailscaled(_)) {
         return init::keep(INIT).map(ExitCode::from).context("the first process of the container");
@@ -51,7 +44,7 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
     for note in &settings.notes {
         tracing::warn!("{note}");
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("the runtime")?;
+    let runtime = service::runtime()?;
     let ended = runtime.block_on(crate::proxy::run(settings));
     // Blocking work that is still under way (a reset's last wait) is not worth waiting for.
     runtime.shutdown_background();
@@ -61,9 +54,4 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
         Err(error) if error.is_crash() => ExitCode::from(init::CRASHED),
         Err(_) => ExitCode::FAILURE,
     })
-}
-
-/// Environment; entries that are not UTF-8 are ignored.
-pub(super) fn environment() -> BTreeMap<String, String> {
-    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }

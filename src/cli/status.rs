@@ -1,4 +1,4 @@
-//! `tailyard status`: groups, replicas, Services and Ingresses of a cluster, for people.
+//! `tailyard status`: groups, replicas, Services, Ingresses and Connectors of a cluster, for people.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use crate::model::diagnostics::overview::{RowSelection, Width};
 /// Arguments of `tailyard status`.
 #[derive(Debug, clap::Args)]
 pub(super) struct StatusArgs {
-    /// One ProxyGroup, or one Service or Ingress
+    /// One ProxyGroup or Connector, or one Service or Ingress
     #[arg(value_name = "GROUP|NAMESPACE/NAME")]
     selected: Option<String>,
     #[command(flatten)]

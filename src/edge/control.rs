@@ -171,14 +171,7 @@ impl ControlClient {
             let why = "this control plane has Tailscale Services and approves no routes for the reconciler";
             return Err(ControlError::Settings(why.to_owned()));
         }
-        let (device, approved) = match self {
-            Self::Tailscale(client) => client.routes(id).await?,
-            Self::Headscale(client) => client.routes(id).await?,
-        };
-        let mismatch = |mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch };
-        if expected.find(id, device).map_err(mismatch)?.is_none() {
-            return Err(ControlError::Absent { call: APPROVE, message: format!("another device has the ID {id}") });
-        }
+        let approved = self.routes(APPROVE, id, expected).await?;
         let wanted: BTreeSet<String> = approved.difference(remove).chain(add).cloned().collect();
         if wanted == approved {
             return Ok(approved);
@@ -193,6 +186,16 @@ impl ControlClient {
         }
         let message = format!("it did not take {}", missing.join(", "));
         Err(ControlError::Refused { call: APPROVE, status: 200, message })
+    }
+
+    /// Approved routes of a device, if it is the expected one. `call`: their use, for errors.
+    pub async fn routes(&self, call: &'static str, id: &DeviceId, expected: &ExpectedDevice) -> Result<BTreeSet<String>, ControlError> {
+        let (device, approved) = match self {
+            Self::Tailscale(client) => client.routes(id).await?,
+            Self::Headscale(client) => client.routes(id).await?,
+        };
+        let found = expected.find(id, device).map_err(|mismatch| ControlError::Mismatch { call, id: id.clone(), mismatch })?;
+        found.map(|_| approved).ok_or_else(|| ControlError::Absent { call, message: format!("another device has the ID {id}") })
     }
 
     fn tailscale(&self) -> Result<&Tailscale, ControlError> {

@@ -79,9 +79,12 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<(), FilesError> {
     replace_with_mode(path, content, 0o644).map_err(|source| FilesError::Unwritable { path: path.to_owned(), source })
 }
 
-/// As [`replace`], with mode 0600. Blocks.
+/// As [`replace`], with mode 0600. Creates a missing directory: that of a Pod's config is filled later than these files are written. Blocks.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FilesError> {
-    replace_with_mode(path, content, 0o600).map_err(|source| FilesError::Unwritable { path: path.to_owned(), source })
+    let created = path.parent().map_or(Ok(()), fs::create_dir_all);
+    created
+        .and_then(|()| replace_with_mode(path, content, 0o600))
+        .map_err(|source| FilesError::Unwritable { path: path.to_owned(), source })
 }
 
 /// As [`replace`], for a file of a user: the target of a link, with the mode of the former file, else 0600. Creates missing directories. Blocks.

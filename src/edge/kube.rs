@@ -41,6 +41,7 @@ pub use item::{MetadataOnly, WatchedItem, WatchedObject};
 pub use leader_client::{LeaderClient, ObjectPart, Observer};
 pub use lease::{Leading, Lease};
 pub use list_watch::{Follow, ObjectEvent, WatchChange};
+pub use queries::MAX_ITEMS;
 pub use resource::Resource;
 pub use secret::StateSecret;
 
@@ -117,6 +118,15 @@ impl Cluster {
     pub async fn kubeconfig(path: &Path) -> Result<Self, KubeError> {
         let file = Kubeconfig::read_from(path).map_err(|source| KubeError::config(path, source))?;
         Self::of(file, path, None, None).await
+    }
+
+    /// That of a kubeconfig if one is given, else the Pod's own, else that of the default kubeconfig.
+    pub async fn connect(kubeconfig: Option<&Path>, in_pod: Option<&str>) -> Result<Self, KubeError> {
+        match (kubeconfig, in_pod) {
+            (Some(file), _) => Self::kubeconfig(file).await,
+            (None, Some(server)) => Self::in_pod(server, Path::new(SERVICE_ACCOUNT)).await,
+            (None, None) => Self::kubeconfig(Path::new("")).await,
+        }
     }
 
     async fn of(file: Kubeconfig, path: &Path, authority: Option<PathBuf>, context: Option<&str>) -> Result<Self, KubeError> {

@@ -91,6 +91,8 @@ pub enum LocalApiError {
     Request { call: &'static str, source: hyper::http::Error },
     #[error("tailscaled did not take the config file; its own log says why ({0})")]
     NotReloaded(String),
+    #[error("whois: while shields are up, tailscaled has no grants of this client")]
+    NoGrants,
 }
 
 impl LocalApiError {

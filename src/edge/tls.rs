@@ -24,7 +24,7 @@ mod checked;
 mod client;
 
 pub use checked::Checked;
-pub use client::Connector;
+pub use client::{Connector, TlsClient};
 pub use tokio_rustls::client::TlsStream as ClientStream;
 pub use tokio_rustls::server::TlsStream as ServerStream;
 

@@ -37,6 +37,7 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, Watc
         let fields = (part == StatusPart::Events).then_some(Resource::INGRESS_WARNINGS);
         let (resource, namespace, labels) = match part {
             StatusPart::Groups => (Resource::PROXY_GROUP, None, None),
+            StatusPart::Connectors => (Resource::CONNECTOR, None, None),
             StatusPart::Pods | StatusPart::Pages => (Resource::POD, namespace(), Some(PROXIES)),
             StatusPart::States => (Resource::SECRET, namespace(), Some(STATES)),
             StatusPart::Certificates => (Resource::SECRET, namespace(), Some(CERTIFICATES)),
@@ -105,6 +106,7 @@ impl InspectCache {
             WatchChange::Live => false,
             WatchChange::Put(object) => self.parts.entry(part).or_default().insert(key(&object), object.clone()) != Some(object),
             WatchChange::Gone(object) => self.parts.entry(part).or_default().remove(&key(&object)).is_some(),
+            WatchChange::Unknown if part.is_optional() => self.parts.remove(&part).is_some() | self.heard.insert(part),
             WatchChange::Unknown => self.miss(part, Gap::Unknown),
             WatchChange::Lost(error) => {
                 // Cached objects stay while the watch is restarted, unless it is forbidden now.
@@ -188,6 +190,8 @@ mod tests {
         assert_eq!(gathered.view().gaps, [(StatusPart::States, Gap::Forbidden)].into());
         assert!(gathered.take(StatusPart::States, WatchChange::Complete));
         assert!(gathered.view().gaps.is_empty() && !gathered.whole());
+        gathered.take(StatusPart::Connectors, WatchChange::Unknown);
+        assert_eq!(gathered.gap(StatusPart::Connectors), None, "clusters without the kind have none");
         gathered.take(StatusPart::Groups, WatchChange::Unknown);
         gathered.give_up();
         assert_eq!(gathered.gap(StatusPart::Groups), Some(&Gap::Unknown));

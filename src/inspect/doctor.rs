@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{InspectError, gap};
 use crate::edge::kube::{Cluster, KubeError};
-use crate::model::diagnostics::doctor::{API_SERVER, Check, cluster as cluster_checks, exit_code, node as node_checks, text};
+use crate::model::diagnostics::doctor::{API_SERVER, Check, PAGE, cluster as cluster_checks, exit_code, node as node_checks, text};
 use crate::model::diagnostics::overview::Gap;
 
 mod cluster;
@@ -37,17 +37,23 @@ pub async fn run(cluster: Result<Cluster, KubeError>, options: &DoctorOptions, o
     if options.node {
         checks.extend(node_checks::checks(&node::facts().await));
     }
-    if options.json {
-        serde_json::to_writer_pretty(&mut *out, &checks)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", text(&checks))?;
-    }
-    out.flush()?;
+    print(&checks, options.json, PAGE, out)?;
     Ok(exit_code(&checks))
 }
 
-fn unreachable(error: &KubeError) -> Check {
+/// Writes checks; `page` documents them.
+pub(super) fn print(checks: &[Check], is_json: bool, page: &str, out: &mut dyn Write) -> Result<(), InspectError> {
+    if is_json {
+        serde_json::to_writer_pretty(&mut *out, checks)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(checks, page))?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+pub(super) fn unreachable(error: &KubeError) -> Check {
     let why = match gap(error) {
         Gap::Failed(why) => why,
         Gap::Forbidden | Gap::Unknown => error.to_string(),

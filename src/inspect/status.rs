@@ -103,6 +103,7 @@ async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOption
     let once = options.rhythm == RefreshMode::Once;
     if let RowSelection::Group(group) = &options.selection
         && !view.groups.iter().any(|existing| existing.metadata.name.as_ref() == Some(group))
+        && !view.connectors.iter().any(|existing| existing.metadata.name.as_ref() == Some(group))
         && once
     {
         return Err(InspectError::NoGroup(group.clone()));

@@ -15,6 +15,7 @@ pub mod base_path;
 pub mod caller;
 pub mod framing;
 pub mod grants;
+pub mod impersonation;
 pub mod refusal;
 pub mod request_info;
 pub mod status;

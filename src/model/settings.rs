@@ -24,6 +24,7 @@ mod fault;
 mod flags;
 mod front_end;
 mod issuing;
+pub mod nameserver;
 mod read;
 pub mod reconciler;
 mod source;
@@ -34,6 +35,7 @@ const BY_ADDRESS: &str = "TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV";
 
 /// All settings of `tailyard proxy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a variable of the environment")]
 pub struct Settings {
     pub tailnet: TailnetMode,
     /// Network interface of the tailnet.
@@ -41,6 +43,8 @@ pub struct Settings {
     pub pod: Pod,
     /// Mode of a proxy with a single target.
     pub single: Single,
+    /// Whether tailscaled routes traffic of the tailnet to other networks: a Connector (`TS_INTERNAL_APP`).
+    pub connector: bool,
     /// Whether the cluster reaches the serve listeners by the Pod's address (`EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS`).
     pub cluster_via_ingress: bool,
     /// Addresses allowed as targets (`TAILYARD_ALLOWED_TARGETS`, `TAILYARD_DENIED_TARGETS`, `KUBERNETES_SERVICE_HOST`, `NODE_IP`).
@@ -189,6 +193,8 @@ pub struct FrontEndSettings {
     pub tunnel_timeout: Duration,
     /// Maximum number of client connections (`TAILYARD_MAX_CONNECTIONS`).
     pub max_connections: usize,
+    /// Terminate connections to Tailscale Services in the kernel, not in tailscaled's TCP stack (`TAILYARD_KERNEL_TCP`).
+    pub kernel_tcp: bool,
 }
 
 impl Default for FrontEndSettings {
@@ -199,6 +205,7 @@ impl Default for FrontEndSettings {
             answer_timeout: Duration::from_hours(1),
             tunnel_timeout: Duration::from_hours(1),
             max_connections: shares::MOST_CONNECTIONS,
+            kernel_tcp: false,
         }
     }
 }
@@ -308,9 +315,16 @@ impl Settings {
         matches!(&self.tailnet, TailnetMode::Tailscaled(daemon) if daemon.fill_config)
     }
 
+    /// Whether connections to virtual hosts may end in the kernel: where tailscaled has a tunnel device and we write rules.
+    pub fn kernel_tcp(&self) -> bool {
+        let has_tunnel = matches!(&self.tailnet, TailnetMode::Tailscaled(daemon) if !daemon.userspace);
+        self.front_end.kernel_tcp && has_tunnel && self.forwards()
+    }
+
     /// Whether the kernel forwards anything: then the rules need a writer, and the kernel its forwarding sysctls.
     pub fn forwards(&self) -> bool {
-        self.egress.is_some() || self.ingress.is_some() || self.single != Single::None || self.cluster_via_ingress
+        let routes = self.connector && matches!(&self.tailnet, TailnetMode::Tailscaled(daemon) if !daemon.userspace);
+        self.egress.is_some() || self.ingress.is_some() || self.single != Single::None || self.cluster_via_ingress || routes
     }
 }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{AUTHORIZATION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode};
@@ -17,8 +17,8 @@ use crate::model::api_server::base_path::BasePath;
 use crate::model::api_server::caller::{self, Caller};
 use crate::model::api_server::refusal::ApiServerRefusal;
 use crate::model::api_server::{self, ApiRoute, UPGRADES, status, web_page};
-use crate::model::front_end::vhosts::Vhost;
 use crate::model::front_end::vhosts::headers::{RequestInfo, Upgrades};
+use crate::model::front_end::vhosts::{Vhost, bare};
 
 use super::front_end::client::ClientConnection;
 use super::front_end::credentials::UpstreamCredentials;
@@ -28,6 +28,7 @@ use callers::{Callers, ConnectionCaller};
 use stats::ApiServerStats;
 
 pub mod callers;
+mod lookups;
 pub mod reachability;
 pub mod start;
 pub mod stats;
@@ -47,6 +48,8 @@ pub struct ApiServerRoute {
     site: Arc<ApiServerSite>,
     backend: Arc<Backend>,
     host: HeaderValue,
+    /// Host that the API server receives: its own, as some route by it.
+    authority: HeaderValue,
     api: ApiRoute,
     /// The client, once the request is authorized.
     caller: Option<Arc<Caller>>,
@@ -75,16 +78,17 @@ impl ApiServerService {
         if (!client.over_tls() || is_of_browser) && !is_named(vhost, &site, named) {
             return Err(ApiServerRefusal::UnknownHost);
         }
-        if caller::impersonates(&site) && web_page::is_of_another_site(&request.headers, named) {
+        if site.mode.impersonates() && web_page::is_of_another_site(&request.headers, named) {
             return Err(ApiServerRefusal::OtherSite);
         }
         let backend = vhost.backends().next().cloned().ok_or(ApiServerRefusal::NoUpstream)?;
+        let authority = HeaderValue::from_str(&backend.address).map_err(|_| ApiServerRefusal::NoUpstream)?;
         let api = api_server::route(request, &self.base)?;
         // A page of a Pod would be one of the API server's own origin, with the identity of its visitor.
-        if caller::impersonates(&site) && is_of_browser && api.request.is_proxied() {
+        if site.mode.impersonates() && is_of_browser && api.request.is_proxied() {
             return Err(ApiServerRefusal::OtherSite);
         }
-        Ok(ApiServerRoute { site, backend, host: host.clone(), api, caller: None })
+        Ok(ApiServerRoute { site, backend, host: host.clone(), authority, api, caller: None })
     }
 
     fn refused(&self, refusal: &ApiServerRefusal) -> Box<OwnResponse> {
@@ -93,10 +97,10 @@ impl ApiServerService {
     }
 }
 
-/// Whether a site has this name, which may have a port.
+/// Whether a site has this name, with a certificate or without TLS.
 fn is_named(vhost: &Vhost, site: &ApiServerSite, named: &str) -> bool {
-    let host = named.rsplit_once(':').map_or(named, |(host, _)| host);
-    vhost.host(named).is_some() || site.names.iter().any(|name| name.eq_ignore_ascii_case(host))
+    let host = bare(named);
+    vhost.host(named).is_some() || site.names.iter().any(|name| name.eq_ignore_ascii_case(&host))
 }
 
 impl HttpService for ApiServerService {
@@ -136,20 +140,28 @@ impl HttpService for ApiServerService {
     }
 
     fn upstream<'a>(&'a self, route: &'a ApiServerRoute, headers: &mut HeaderMap) -> Result<UpstreamTarget<'a>, Box<OwnResponse>> {
-        if caller::impersonates(&route.site) {
+        if route.site.mode.impersonates() {
             let token = self.credentials.authorization().ok_or_else(|| self.refused(&ApiServerRefusal::NoUpstream))?;
             headers.insert(AUTHORIZATION, token);
         }
-        Ok(UpstreamTarget { backend: &route.backend, tls: &self.credentials.tls, host: &route.host, path: &route.api.path })
+        Ok(UpstreamTarget { backend: &route.backend, tls: &self.credentials.tls, host: &route.authority, path: &route.api.path })
     }
 
     fn respond(&self, _client: &ClientConnection<ConnectionCaller>, status: StatusCode, message: &str) -> OwnResponse {
         own(status, message)
     }
 
+    fn upstream_name(&self, _route: &ApiServerRoute) -> &'static str {
+        "API server"
+    }
+
     /// Clients repeat a request after this status, as it had no effect.
     fn unreachable(&self, _route: &ApiServerRoute, _status: StatusCode) -> StatusCode {
         StatusCode::SERVICE_UNAVAILABLE
+    }
+
+    fn is_long_running(&self, route: &ApiServerRoute) -> bool {
+        route.api.request.is_long_running()
     }
 
     fn upgrades(&self, _site: &Vhost) -> Option<&Upgrades> {
@@ -158,6 +170,14 @@ impl HttpService for ApiServerService {
 
     fn trailers(&self, _route: &ApiServerRoute) -> fn(&mut HeaderMap) {
         caller::trailers
+    }
+
+    /// Browsers name no `Sec-Fetch-Site` over HTTP, and older ones never: a page of a Pod, which is of the API server's own origin, runs no
+    /// script in them.
+    fn restrict(&self, route: &ApiServerRoute, headers: &mut HeaderMap) {
+        if route.site.mode.impersonates() && route.api.request.is_proxied() {
+            headers.append(CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
+        }
     }
 
     fn answered(&self, client: &ClientConnection<ConnectionCaller>, route: &ApiServerRoute, status: StatusCode, waited: Duration) {

@@ -3,10 +3,10 @@
 //! [`crate::model::ingress::cert_orders`] decides what to order when, and on which replica; this task feeds it and executes its actions.
 //! Each Secret is watched, so that handshakes do no I/O. A loaded certificate stays loaded while its Secret is missing or unreadable, and
 //! repairs that Secret: nothing is ordered twice because it was lost. Times are the API server's ([`clock`]). In Pods created by our
-//! reconciler a file has a copy of the certificates in use, so that a restarted container serves them without the API server.
+//! reconciler a file has a copy of the certificates ([`copy`]), so that a restarted container serves them without the API server.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::api::names;
 use crate::api::routes::Host;
 use crate::edge::acme::AcmeServer;
-use crate::edge::files;
 use crate::edge::kube::{Cluster, Leading, Lease, ObjectEvent, VersionedSecret};
 use crate::edge::localapi::LocalApi;
 use crate::model::base::backoff::Backoff;
@@ -40,6 +39,7 @@ pub use account::AccountAt;
 use account::Accounts;
 use act::Done;
 use clock::CertClock;
+use copy::CertCopy;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -120,10 +120,11 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
     // A replica without a tailnet cannot prove a name.
     tasks.run_until_stop("issuer", lease.hold(inputs.netmap.clone(), publish, std::future::pending()));
     let accounts = Accounts::new(inputs.cluster.clone(), settings.server.clone(), settings.account.clone());
+    let copy = CertCopy::new(settings.copy.clone());
     let work = CertWork {
         issuer: Issuer::new(settings.pod.clone(), settings.terms),
-        store: CertStore::with_backup(settings.copy.as_deref().map(load_copy).unwrap_or_default()),
-        copy: settings.copy.clone(),
+        store: CertStore::with_backup(copy.load()),
+        copy,
         accounts: Arc::new(accounts),
         cluster: inputs.cluster,
         api: inputs.api,
@@ -153,7 +154,7 @@ type SecretEvent = (String, ObjectEvent<VersionedSecret>);
 struct CertWork {
     issuer: Issuer,
     store: CertStore,
-    copy: Option<PathBuf>,
+    copy: CertCopy,
     accounts: Arc<Accounts>,
     cluster: Cluster,
     api: LocalApi,
@@ -289,7 +290,7 @@ impl CertWork {
         let own = self.issuer.wake().map(|at| self.begin + at);
         let ends = self.store.next_end(self.clock.now()).map(|wait| Instant::now() + wait);
         let far = Instant::now() + std::time::Duration::from_hours(1);
-        own.into_iter().chain(ends).fold(far, Ord::min)
+        own.into_iter().chain(ends).chain(self.copy.retry_at()).fold(far, Ord::min)
     }
 
     fn publish(&mut self) {
@@ -298,18 +299,13 @@ impl CertWork {
         let pairs = Arc::new(self.store.pairs(now));
         // The first certificates are published together: a host with several names is advertised with the first.
         let begun = self.store.is_loaded() || self.store.serves_backup() || !self.pairs.borrow().is_empty();
-        if begun && put(&self.pairs, pairs.clone()) {
-            self.save(&pairs);
+        if begun {
+            put(&self.pairs, pairs);
+        }
+        if begun || self.copy.retry_at().is_some() {
+            self.copy.save(self.store.copy(now), Instant::now());
         }
         put(&self.state, Arc::new(self.store.state(now)));
-    }
-
-    /// Writes the copy for the next container.
-    fn save(&self, pairs: &BTreeMap<String, Pair>) {
-        let Some(copy) = &self.copy else { return };
-        if let Err(fault) = files::replace_private(copy, &copy::to_copy(pairs)) {
-            tracing::warn!(reason = fault.reason(), "cannot back up certificates; a restarted container needs the API server: {fault}");
-        }
     }
 }
 
@@ -335,9 +331,7 @@ fn log(notice: &CertNotice) {
     }
 }
 
-/// Copy of an earlier container of this Pod; empty if unreadable.
-fn load_copy(path: &Path) -> BTreeMap<String, Pair> {
-    files::read_one(path).ok().flatten().map(|text| copy::from_copy(&text)).unwrap_or_default()
-}
-
 const NOTE: &str = names::ISSUANCE;
+
+#[cfg(test)]
+mod tests;

@@ -31,7 +31,7 @@ use endpoints::UpstreamEndpoints;
 use listen::Listeners;
 use pool::Pools;
 use seams::HttpService;
-use sources::ConnectionLimits;
+use sources::SourceLimits;
 use stats::{Counts, Stats};
 
 mod activity;
@@ -66,6 +66,8 @@ pub struct Inputs {
     /// The replica's node.
     pub node: Option<String>,
     pub loopback: Loopback,
+    /// Connections to addresses of Tailscale Services may end in the kernel.
+    pub kernel_tcp: bool,
     /// Addresses of the Pod that also serve the cluster, whose clients have no identity.
     pub pod_addresses: BTreeSet<IpAddr>,
     pub limits: Limits,
@@ -155,11 +157,12 @@ struct ListenerContext {
     stats: Stats,
     limits: Limits,
     upgrades: Upgrades,
-    sources: Arc<ConnectionLimits>,
+    sources: Arc<SourceLimits>,
     /// Limit of client connections.
     connections: Arc<Semaphore>,
     requests: Arc<Semaphore>,
     loopback: Loopback,
+    kernel_tcp: bool,
     pod_addresses: BTreeSet<IpAddr>,
     closing: watch::Receiver<Closing>,
 }
@@ -243,10 +246,11 @@ pub fn create<S: HttpService>(inputs: Inputs, service: S) -> Result<(FrontEnd, i
         stats: Stats::default(),
         limits,
         upgrades: inputs.upgrades,
-        sources: ConnectionLimits::new(limits.shares.source),
+        sources: SourceLimits::new(&limits.shares),
         connections: room(limits.shares.connections),
         requests: room(limits.shares.requests),
         loopback: inputs.loopback,
+        kernel_tcp: inputs.kernel_tcp,
         pod_addresses: inputs.pod_addresses,
         closing: inputs.closing,
     });
@@ -339,6 +343,7 @@ mod tests {
                 closing,
                 node: None,
                 loopback: Loopback::Any,
+                kernel_tcp: false,
                 pod_addresses: fails.then_some(foreign).into_iter().collect(),
                 limits: Limits::default(),
                 upgrades: Upgrades::default(),

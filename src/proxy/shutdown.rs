@@ -44,8 +44,15 @@ impl Replica {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let available = drain::available(limit, deletion, hook, now).saturating_sub(began.elapsed());
         let budget = Budget::of(available, self.tailnet.daemon.is_some());
+        let drain = async {
+            let drain_began = Instant::now();
+            if let Some(ingress) = &self.ingress {
+                ingress.finish_long_running(drain::long_running_limit(budget.flows, deletion)).await;
+            }
+            self.drain(budget.after(drain_began.elapsed())).await;
+        };
         tokio::select! {
-            () = self.drain(budget) => tracing::info!(took = ?began.elapsed(), "shut down"),
+            () = drain => tracing::info!(took = ?began.elapsed(), "shut down"),
             () = stop.aborted() => tracing::warn!("second signal, aborting drain: remaining flows may hang"),
         }
     }
@@ -124,7 +131,7 @@ impl Replica {
     /// here.
     async fn withdraw(&mut self, within: Duration) -> BTreeSet<IpAddr> {
         let Some(ingress) = &mut self.ingress else {
-            self.tailnet.stop_advertising(UNADVERTISE_TIMEOUT).await;
+            self.tailnet.stop_advertising(UNADVERTISE_TIMEOUT, self.settings.connector).await;
             return BTreeSet::new();
         };
         let services = self.tailnet.daemon.as_ref().is_some_and(|daemon| !daemon.state().borrow().advertised.is_empty());

@@ -22,8 +22,9 @@ use crate::api::condition::{PROXY_GROUP_READY, reason};
 use crate::api::names::ENDPOINTS;
 use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, ObjectPart, Resource};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
+use crate::model::controller::kinds::connector;
 use crate::model::controller::kinds::standalone::rejected;
-use crate::model::controller::workload::actions::{Delete, GroupPlan, GroupUpdate, Notice};
+use crate::model::controller::workload::actions::{Delete, GroupPlan, GroupUpdate, Notice, WorkloadStatus};
 use crate::model::controller::workload::event_schedule::EventSchedule;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::nodeport::held_ports;
@@ -40,7 +41,8 @@ mod services;
 mod setbacks;
 mod slices;
 
-const GROUP: (Resource, WatchRole) = (Resource::PROXY_GROUP, WatchRole::Group);
+/// Fields of the statuses of our kinds that may be absent.
+const STATUS_FIELDS: [&str; 8] = ["conditions", "devices", "hostname", "isAppConnector", "isExitNode", "subnetRoutes", "tailnetIPs", "url"];
 /// Maximum concurrent writes of one kind.
 const AT_ONCE: usize = 16;
 
@@ -105,14 +107,15 @@ pub struct Applier {
     stores: Stores,
     controls: Arc<ControlPlanes>,
     metrics: Arc<Metrics>,
-    /// Emitted Events about lasting faults.
+    /// Emitted Events about lasting faults, since [`Self::begin`].
     schedule: Mutex<EventSchedule>,
+    begin: Instant,
 }
 
 impl Applier {
     /// Creates an applier with this client.
     pub fn new(writes: LeaderClient, events: EventWriter, stores: Stores, controls: Arc<ControlPlanes>, metrics: Arc<Metrics>) -> Self {
-        Self { writes, events, stores, controls, metrics, schedule: Mutex::default() }
+        Self { writes, events, stores, controls, metrics, schedule: Mutex::default(), begin: Instant::now() }
     }
 
     pub fn writes(&self) -> &LeaderClient {
@@ -154,7 +157,7 @@ impl Applier {
             .map(|()| if requeue || more_slices || objects.remain() { ApplyResult::Incomplete } else { ApplyResult::Done })
     }
 
-    /// Reports an API rejection in the condition of the group or standalone Service, unless reported already. Returns that of a standalone
+    /// Reports an API rejection in the condition of the group, Connector or standalone Service, unless reported already. Returns that of a standalone
     /// Ingress as a fault.
     pub async fn refused(&self, observed: &Observed, why: &str) -> Result<Vec<Notice>, KubeError> {
         if observed.key.is_standalone() {
@@ -162,6 +165,12 @@ impl Applier {
             self.services(&services, &UsersObjects::new(observed), When::Between, &PartialErrors::default()).await?;
             self.write_events(observed, events).await;
             return Ok(faults);
+        }
+        if observed.connector.is_some() {
+            let GroupPlan { group, events, .. } = connector::rejected(observed, why);
+            self.group_status(observed, &group.unwrap_or_default()).await?;
+            self.write_events(observed, events).await;
+            return Ok(Vec::new());
         }
         let Some(group) = &observed.group else { return Ok(Vec::new()) };
         let mut status = group.status.clone().unwrap_or_default();
@@ -172,7 +181,7 @@ impl Applier {
         if !conditions::set(&mut status.conditions, &wanted, observed.now) {
             return Ok(Vec::new());
         }
-        self.group_status(observed, &GroupUpdate { status: Some(status), ..GroupUpdate::default() }).await?;
+        self.group_status(observed, &GroupUpdate { status: Some(WorkloadStatus::Group(status)), ..GroupUpdate::default() }).await?;
         self.write_events(observed, vec![Notice { subject: observed.key.clone(), warning: true, reason, message }]).await;
         Ok(Vec::new())
     }
@@ -184,7 +193,7 @@ impl Applier {
         if !self.writes.open() {
             return None;
         }
-        let mut due = self.schedule.lock().unwrap_or_else(PoisonError::into_inner).due(&observed.key, faults, observed.now);
+        let mut due = self.schedule.lock().unwrap_or_else(PoisonError::into_inner).due(&observed.key, faults, self.begin.elapsed());
         due.notices.retain(|notice| notice.reason != reason::FAULT_RESOLVED || self.live_uid(&notice.subject).is_some());
         change_log::faults(&due.new);
         self.write_due_events(observed, due.notices).await;
@@ -218,12 +227,12 @@ impl Applier {
         }
     }
 
-    /// Returns whether the group still exists.
+    /// Returns whether the group or Connector still exists.
     async fn group_finalizers(&self, observed: &Observed, finalizers: &[String]) -> Result<bool, KubeError> {
-        let Some(group) = &observed.group else { return Ok(true) };
-        let metadata = json!({"resourceVersion": group.metadata.resource_version, "finalizers": finalizers});
+        let Some(metadata) = observed.metadata() else { return Ok(true) };
+        let metadata = json!({"resourceVersion": metadata.resource_version, "finalizers": finalizers});
         let patch = json!({ "metadata": metadata });
-        let exists = self.patch(GROUP, ("", observed.key.name()), ObjectPart::Object, &patch).await?;
+        let exists = self.patch(cluster_scoped(&observed.key), ("", observed.key.name()), ObjectPart::Object, &patch).await?;
         change_log::log(&observed.key, change_log::of_patch(&patch, &[], has_finalizer(finalizers)));
         Ok(exists)
     }
@@ -231,8 +240,10 @@ impl Applier {
     async fn group_status(&self, observed: &Observed, update: &GroupUpdate) -> Result<(), KubeError> {
         let Some(status) = &update.status else { return Ok(()) };
         let patch = json!({ "status": whole(status) });
-        self.patch(GROUP, ("", observed.key.name()), ObjectPart::Status, &patch).await?;
-        let before = observed.group.as_ref().and_then(|group| group.status.as_ref()).map(|status| status.conditions.as_slice());
+        self.patch(cluster_scoped(&observed.key), ("", observed.key.name()), ObjectPart::Status, &patch).await?;
+        let of_group = observed.group.as_ref().and_then(|group| group.status.as_ref()).map(|status| status.conditions.as_slice());
+        let of_connector = || observed.connector.as_ref()?.status.as_ref().map(|status| status.conditions.as_slice());
+        let before = of_group.or_else(of_connector);
         change_log::log(&observed.key, change_log::of_patch(&patch, before.unwrap_or_default(), false));
         Ok(())
     }
@@ -313,6 +324,14 @@ impl Applier {
     }
 }
 
+/// Kind of a group or Connector, which requests the workload of this key.
+fn cluster_scoped(key: &WorkloadKey) -> (Resource, WatchRole) {
+    match key {
+        WorkloadKey::Connector(_) => (Resource::CONNECTOR, WatchRole::Connector),
+        _ => (Resource::PROXY_GROUP, WatchRole::Group),
+    }
+}
+
 /// Whether the finalizers include ours.
 fn has_finalizer(finalizers: &[String]) -> bool {
     finalizers.iter().any(|name| finalizers::is_own(name))
@@ -331,7 +350,7 @@ async fn at_once(all: Vec<BoxFuture<'_, Result<(), KubeError>>>) -> Result<(), K
 /// A status as a merge patch that also removes absent fields.
 pub fn whole(status: &impl serde::Serialize) -> Value {
     let mut value = serde_json::to_value(status).unwrap_or_default();
-    let fields = ["conditions", "devices", "url"].map(|key| (key.to_owned(), Value::Null));
+    let fields = STATUS_FIELDS.map(|key| (key.to_owned(), Value::Null));
     let mut patch: Map<String, Value> = fields.into_iter().collect();
     patch.extend(value.as_object_mut().map(std::mem::take).unwrap_or_default());
     Value::Object(patch)
@@ -365,6 +384,8 @@ mod tests {
 
     #[test]
     fn absent_status_fields_are_nulled() {
-        assert_eq!(whole(&json!({"url": "x"})), json!({"conditions": null, "devices": null, "url": "x"}));
+        let wanted = json!({"conditions": null, "devices": null, "hostname": null, "isAppConnector": null, "isExitNode": null,
+            "subnetRoutes": null, "tailnetIPs": null, "url": "x"});
+        assert_eq!(whole(&json!({"url": "x"})), wanted);
     }
 }

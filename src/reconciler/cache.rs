@@ -29,6 +29,7 @@ use crate::model::controller::workload::observed::backend_service::BackendServic
 pub use index::parent;
 pub use kinds::{Delivered, MANAGED, ParsedObject, WatchRole, WatchScope, WorkKey};
 pub use observe::ControlPlaneView;
+pub(in crate::reconciler) use publishers::own_request;
 
 mod annotations;
 mod assignment;
@@ -108,14 +109,17 @@ impl ClusterCache {
     /// Sets the group types that we serve, and the rules for objects without annotation.
     #[must_use]
     pub fn serving(self, types: &[ProxyGroupType], rules: AssignmentRules) -> Self {
-        let assignment = AssignmentRules { parameters: self.assignment.parameters.clone(), ..rules };
+        let own_namespace = self.namespace.clone().unwrap_or_default();
+        let assignment = AssignmentRules { parameters: self.assignment.parameters.clone(), own_namespace, ..rules };
         Self { types: types.to_vec(), assignment: Arc::new(assignment), ..self }
     }
 
     /// Sets the namespace of the proxies. Elsewhere tenants may write what has the labels of the reconciler's objects.
     #[must_use]
     pub fn in_namespace(self, namespace: &str) -> Self {
-        Self { namespace: Some(namespace.to_owned()), ..self }
+        let own_namespace = namespace.to_owned();
+        let assignment = Arc::new(AssignmentRules { own_namespace, ..(*self.assignment).clone() });
+        Self { namespace: Some(namespace.to_owned()), assignment, ..self }
     }
 
     /// Marks a kind as not installed.
@@ -145,7 +149,7 @@ impl ClusterCache {
         let mut keys: BTreeSet<_> = missing.into_iter().flat_map(|id| self.drop_stored(role, &id)).collect();
         if role == WatchRole::Node {
             // Passes that need nodes wait for this list.
-            keys.extend(self.groups_with_nodes());
+            keys.extend(self.users_of_nodes());
         }
         if matches!(role, WatchRole::Node | WatchRole::ServiceRange) {
             keys.extend(self.users_of_networks());

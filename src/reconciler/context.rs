@@ -11,6 +11,8 @@ use super::tailnet_tokens::TailnetTokens;
 use crate::edge::kube::Cluster;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::kinds::group_policy::PolicyRules;
+use crate::model::controller::policy::operator_device::OperatorDevice;
 use crate::model::controller::workload::pace::Replacements;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::settings::reconciler::DefaultControlPlane;
@@ -23,6 +25,12 @@ pub struct Context {
     pub controls: Arc<ControlPlanes>,
     pub tokens: TailnetTokens,
     pub control: DefaultControlPlane,
+    /// The device that serves the Kubernetes API, if requested.
+    pub operator_device: Option<OperatorDevice>,
+    /// Secret of the Tailscale operator's own device.
+    pub operator_secret: String,
+    /// Inputs of the objects that enforce policies.
+    pub policy_rules: PolicyRules,
     /// Groups of types that we do not serve and that were logged.
     pub unserved: Mutex<BTreeSet<String>>,
     pub settings: Arc<GroupSettings>,

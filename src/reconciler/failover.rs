@@ -360,6 +360,7 @@ impl Failover {
     async fn report(&self, events: &EventWriter, workload: &WorkloadKey, warning: bool, reason: &'static str, message: &str) {
         let kind = match workload {
             WorkloadKey::ProxyGroup(_) => Resource::PROXY_GROUP,
+            WorkloadKey::Connector(_) => Resource::CONNECTOR,
             WorkloadKey::Service(..) => Resource::SERVICE,
             WorkloadKey::Ingress(..) => Resource::INGRESS,
         };

@@ -30,8 +30,8 @@ const BURST: u32 = 20;
 /// As [`BURST`], of a Secret, which may be large. A replica writes its state once a second, tailscaled rarely.
 const SECRET_BURST: u32 = 10;
 const CHANGES_PER_SECOND: f64 = 2.0;
-/// Labels of a group's own objects.
-const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
+/// Field selector of the reconciler's own Service, which requests the device of the Kubernetes API.
+const OWN_REQUEST: &str = "metadata.name=tailyard-api-server";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InformerWatch {
@@ -51,7 +51,7 @@ pub struct Stores {
 }
 
 /// Every watch: of the objects in `namespace`, of users' Services, Ingresses and EndpointSlices in these namespaces or in all, and of the
-/// cluster-wide roles by which groups impersonate, if they may.
+/// cluster-wide roles by which Pods impersonate, if they may.
 pub fn watches(namespace: &str, service_namespaces: &[String], impersonation: bool) -> Vec<InformerWatch> {
     let watch = |role: WatchRole, namespace, labels| InformerWatch {
         role,
@@ -62,6 +62,7 @@ pub fn watches(namespace: &str, service_namespaces: &[String], impersonation: bo
         [] => vec![None],
         some => some.iter().cloned().map(Some).collect(),
     };
+    let is_unwatched = !service_namespaces.is_empty() && service_namespaces.iter().all(|watched| watched != namespace);
     let typed = WatchRole::TYPED.iter().flat_map(|role| match role.scope() {
         WatchScope::Everywhere => vec![watch(*role, None, None)],
         WatchScope::Proxies(labels) => vec![watch(*role, here(), Some(labels))],
@@ -69,28 +70,30 @@ pub fn watches(namespace: &str, service_namespaces: &[String], impersonation: bo
             let InformerWatch { role, follow } = watch(*role, here(), None);
             vec![InformerWatch { role, follow: Follow { fields: Some(fields), ..follow } }]
         }
-        WatchScope::Users => of_users().into_iter().map(|namespace| watch(*role, namespace, None)).collect(),
+        WatchScope::Users => {
+            let own = (*role == WatchRole::Service && is_unwatched).then(|| {
+                let InformerWatch { role, follow } = watch(*role, here(), None);
+                InformerWatch { role, follow: Follow { fields: Some(OWN_REQUEST), ..follow } }
+            });
+            of_users().into_iter().map(|namespace| watch(*role, namespace, None)).chain(own).collect()
+        }
         WatchScope::Unrestricted if service_namespaces.is_empty() => vec![watch(*role, None, None)],
         WatchScope::Unrestricted => Vec::new(),
     });
     let mut all: Vec<_> = typed.collect();
+    // Children and proxies of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent.
+    // Certificates belong to an Ingress, as do the roles that the Tailscale operator creates for each.
     for kind in Kind::ALL {
-        let labels = match kind {
-            // Only groups have these.
-            Kind::PodDisruptionBudget | Kind::ClusterRole | Kind::ClusterRoleBinding => OF_A_GROUP,
-            // Children and proxies of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent.
-            // Certificates belong to an Ingress, as do the roles that the Tailscale operator creates for each.
-            _ => MANAGED,
-        };
         if kind.is_cluster_wide() {
-            all.extend(impersonation.then(|| watch(WatchRole::Owned(kind), None, Some(labels))));
+            let is_written = impersonation || Kind::ADMISSION.contains(&kind);
+            all.extend(is_written.then(|| watch(WatchRole::Owned(kind), None, Some(MANAGED))));
             continue;
         }
         // Some of them permit groups to read users' namespaces with backends.
         let of_role_bindings = if kind == Kind::RoleBinding { of_users() } else { Vec::new() };
         let namespaces: BTreeSet<_> =
             if of_role_bindings == [None] { [None].into() } else { of_role_bindings.into_iter().chain([here()]).collect() };
-        all.extend(namespaces.into_iter().map(|namespace| watch(WatchRole::Owned(kind), namespace, Some(labels))));
+        all.extend(namespaces.into_iter().map(|namespace| watch(WatchRole::Owned(kind), namespace, Some(MANAGED))));
     }
     all
 }

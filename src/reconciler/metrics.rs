@@ -8,9 +8,11 @@ use crate::edge::kube::{DropObserver, Verb};
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled, number};
 use crate::runtime::queue::Depth;
 
+use controller_runtime::ControllerRuntimeMetrics;
 use failover::FailoverMetrics;
 use ingress::IngressMetrics;
 
+mod controller_runtime;
 mod failover;
 mod ingress;
 
@@ -29,6 +31,7 @@ pub struct Metrics {
     watch_faults: Counter<2>,
     dropped_events: Counter<0>,
     failover: FailoverMetrics,
+    controller_runtime: ControllerRuntimeMetrics,
     leader: Sampled<0>,
     synced: Sampled<0>,
     depth: Sampled<1>,
@@ -118,6 +121,7 @@ impl Metrics {
             ),
             ingress: IngressMetrics::new(r),
             objects: r.sampled("tailyard_cache_objects", Kind::Gauge, "Objects in the caches", ["kind"]),
+            controller_runtime: ControllerRuntimeMetrics::new(r)?,
             registry,
         })
     }
@@ -126,6 +130,7 @@ impl Metrics {
     pub fn reconciled(&self, kind: &str, took: Duration, error: Option<&str>) {
         self.reconciles.inc([kind, if error.is_some() { "error" } else { "ok" }]);
         self.seconds.observe([kind], took.as_secs_f64());
+        self.controller_runtime.reconciled(kind, took, error.is_some());
         if let Some(error) = error {
             self.errors.inc([kind, error]);
         }
@@ -171,6 +176,7 @@ impl Metrics {
         let mut page = self.registry.page();
         page.write(&self.leader, [([], flag(now.leader))]);
         page.write(&self.synced, [([], flag(now.synced))]);
+        self.controller_runtime.write(now.depth, &mut page);
         let Depth { ready, waiting, running, failing } = now.depth;
         let depth = [("ready", ready), ("waiting", waiting), ("running", running), ("failing", failing)];
         page.write(&self.depth, depth.map(|(state, count)| ([state], size(count))));
@@ -214,12 +220,20 @@ mod tests {
         let (objects, planes) = (vec![("Pod", 4)], vec![("t".into(), true)]);
         let page = metrics.page(&Snapshot { leader: true, groups: 2, objects, planes, ..Snapshot::default() });
         let expected = [
+            r#"controller_runtime_reconcile_errors_total{controller="proxygroup-reconciler"} 1"#,
+            r#"controller_runtime_reconcile_time_seconds_count{controller="proxygroup-reconciler"} 1"#,
+            r#"controller_runtime_reconcile_time_seconds_sum{controller="proxygroup-reconciler"} 0.003"#,
+            r#"controller_runtime_reconcile_total{controller="proxygroup-reconciler",result="error"} 1"#,
             r#"tailyard_api_requests_total{kind="Secret",outcome="ok",verb="get"} 1"#,
             r#"tailyard_api_requests_total{kind="Service",outcome="Conflict",verb="patch"} 1"#,
             r#"tailyard_api_requests_total{kind="Service",outcome="ok",verb="patch"} 1"#,
             r#"tailyard_api_writes_total{kind="Service",verb="patch"} 1"#,
             r#"tailyard_cache_objects{kind="Pod"} 4"#,
             "tailyard_caches_synced 0",
+            r#"tailyard_connectors{state="failed"} 0"#,
+            r#"tailyard_connectors{state="pending"} 0"#,
+            r#"tailyard_connectors{state="ready"} 0"#,
+            r#"tailyard_connectors{state="rejected"} 0"#,
             r#"tailyard_control_plane_ready{tailnet="t"} 1"#,
             "tailyard_leader 1",
             "tailyard_proxygroup_services 0",
@@ -242,6 +256,7 @@ mod tests {
             r#"tailyard_workqueue_depth{state="running"} 0"#,
             r#"tailyard_workqueue_depth{state="waiting"} 0"#,
             "tailyard_workqueue_oldest_item_age_seconds 0",
+            r#"workqueue_depth{controller="tailyard-reconciler",name="tailyard-reconciler"} 0"#,
         ];
         let mut shown: Vec<&str> =
             page.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{") && !line.contains("_build_info{")).collect();

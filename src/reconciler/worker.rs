@@ -11,7 +11,8 @@ use tokio::time::Instant;
 use super::apply::{ActError, ApplyResult, PartialErrors};
 use super::cache::{ControlPlaneView, WatchRole, WorkKey};
 use super::context::Context;
-use super::{default_control_plane, proxyclass, tailnets};
+use super::operator_device::TakeOver;
+use super::{default_control_plane, group_policies, nameserver, operator_device, proxyclass, tailnets};
 use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
 use crate::edge::kube::{ApiRefusal, KubeError, Resource};
@@ -50,7 +51,12 @@ impl Context {
             WorkKey::Workload(key) => self.workload(key).await,
             WorkKey::Class(name) => proxyclass::reconcile(self, name).await,
             WorkKey::Tailnet(name) => tailnets::reconcile(self, name).await,
-            WorkKey::DefaultControlPlane => Ok(default_control_plane::reconcile(self).await),
+            WorkKey::GroupPolicies(namespace) => group_policies::reconcile(self, namespace).await,
+            WorkKey::Nameserver => nameserver::reconcile(self).await,
+            WorkKey::DefaultControlPlane => {
+                let outcome = default_control_plane::reconcile(self).await;
+                operator_device::request(self).await.map(|()| outcome)
+            }
             WorkKey::Annotations(publisher) => Ok(self.annotations(publisher).await),
         };
         self.metrics.reconciled(key.kind(), begin.elapsed(), done.as_ref().err().map(ActError::reason));
@@ -145,11 +151,11 @@ impl Context {
             let contested = cache.forget_foreign(key, Instant::now());
             let group = key.group().and_then(|name| cache.group(name));
             self.log_unserved(key.group_name(), group.as_deref());
-            if group.as_ref().is_some_and(|group| cache.awaits_nodes(group)) {
-                // The list of nodes enqueues the group again.
+            if cache.awaits_nodes(key) {
+                // The list of nodes enqueues the workload again.
                 return Ok(WorkOutcome::Done);
             }
-            let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
+            let tailnet = cache.tailnet_of(key).filter(|name| !name.is_empty());
             let there = tailnet.is_some_and(|tailnet| cache.tailnet(tailnet).is_some());
             let plane = ControlPlaneView {
                 tailnet: self.controls.state(tailnet, there),
@@ -164,6 +170,11 @@ impl Context {
         };
         if observed.assignment.uninstall.is_some() {
             self.stores.cache().set_released(key, kinds::is_released(&observed));
+        }
+        match operator_device::take_over(self, &observed).await? {
+            TakeOver::None => {}
+            TakeOver::Done => return Ok(WorkOutcome::RequeueAfter(INCOMPLETE_REQUEUE)),
+            TakeOver::Blocked(fault) => observed.takeover_fault = Some(fault),
         }
         observed.replacements = self.replacements().besides(key);
         let mut pass = self.pass(key, &observed);

@@ -75,6 +75,18 @@ pub struct HistogramSample {
     pub sum: f64,
 }
 
+impl HistogramSample {
+    /// A histogram of these bounds without observations.
+    pub fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    pub fn observe(&mut self, value: f64) {
+        self.counts[self.bounds.partition_point(|bound| *bound < value)] += 1;
+        self.sum += value;
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Registry {
     counted: prometheus::Registry,

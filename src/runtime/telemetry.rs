@@ -31,10 +31,11 @@ fn subscriber<W>(json: bool, filter: &str, writer: W) -> Result<Subscriber, Tele
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    // The callers log failed API requests, with their purpose; the Kubernetes client's own messages would repeat them.
+    // The callers log failed API requests, with their purpose; the Kubernetes client's own messages would repeat them. The DNS server has two
+    // lines for each query.
     let own = if matches!(filter.trim(), "debug" | "trace") { format!("warn,tailyard={}", filter.trim()) } else { filter.to_owned() };
     let directives = EnvFilter::builder()
-        .parse(format!("kube_client=off,{own}"))
+        .parse(format!("kube_client=off,hickory_server=warn,{own}"))
         .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
     let lines = tracing_subscriber::fmt().with_env_filter(directives).with_writer(writer).with_ansi(false);
     Ok(if json { Box::new(lines.json().flatten_event(true).with_current_span(false).finish()) } else { Box::new(lines.finish()) })

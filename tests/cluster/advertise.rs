@@ -3,6 +3,7 @@
 //!
 //! Needs root and the programs of `tests/servers/build`.
 
+mod kernel;
 mod listener;
 mod pod;
 mod port;

@@ -5,6 +5,7 @@
 //! run here. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod acts;
+mod api_server;
 mod deletion;
 mod limits;
 mod sites;
@@ -14,7 +15,8 @@ mod standalone_site;
 use std::time::{Duration, Instant};
 
 use acts::{Acts, Client, May, Path};
-use kit::cluster::images::{STOCK, TAILYARD};
+use api_server::ApiServer;
+use kit::cluster::images::{K8S_PROXY, STOCK, TAILYARD};
 use kit::cluster::{DEADLINE, site, turn};
 use kit::guide::{GROUP, MIGRATE, SITES};
 use kit::operators::Stage;
@@ -85,18 +87,21 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     standalone::create(&stage);
     let shop = StandaloneSite::create(&stage);
     let site = Site::publish(&stage, &shop.user);
+    let kube = ApiServer::create(&stage, shop.directory());
     standalone::wait_until_ready(&stage);
     shop.is_served(&stage);
     for suffix in ["", ONCE] {
         site.is_served(suffix);
     }
+    kube.is_served_first(&stage, K8S_PROXY);
+    kube.begin_in_process(&stage, shop.directory());
     println!("all kinds served by their operator: {:?}", begin.elapsed());
     let theirs = site.owners();
 
     for check in ["$ kubectl get serviceaccount", "$ kubectl get ingresses"] {
         assert_eq!(stage.guide.run(MIGRATE, check, &[]).trim(), "", "no pull Secrets, and no Funnel");
     }
-    take_over(&stage, &shop, &site);
+    take_over(&stage, &shop, &site, &kube);
     let ours = site.owners();
     assert!(ours.iter().zip(&theirs).all(|(ours, theirs)| ours != theirs), "the Tailscale Services are ours alone");
     let objects = ["solo", "open", "far", "fixed", "plain"].map(|name| format!("service/{name}{ONCE}"));
@@ -108,7 +113,7 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     shop.is_served_by(&stage, TAILYARD, "ts-");
     assert_eq!(shop.issued(), issued, "its certificate outlives it");
 
-    return_all(&stage, &shop, &site);
+    return_all(&stage, &shop, &site, &kube);
     assert_eq!(site.owners(), theirs);
     println!("finalizers by their operator: {} {}", site.finalizers("plain"), site.finalizers("stays"));
     let objects = ["service/solo", "service/open", "service/far", "service/fixed", "ingress/shop"];
@@ -116,21 +121,26 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     let devices = ["default-solo", "default-open", "default-far", "default-fixed", "shop"];
     deletion::assert_ends(&stage, &[&objects[..], &published].concat(), &devices, &["web", "plain"]);
     assert_eq!(site.owner("stays"), ours[0], "it outlives its Service, as the document has it");
-    deletion::assert_ends(&stage, &["proxygroup/in"], &["in-0", "in-1"], &[]);
+    deletion::assert_ends(&stage, &["proxygroup/in", "proxygroup/kube"], &["in-0", "in-1", "kube-0", "kube-1"], &["kube"]);
     stage.guide.finish(SITES);
 }
 
 /// Takes over all kinds under load: first with their image, then with ours.
-fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
-    let all = || (standalone::addresses(stage), standalone::pods(stage), StandaloneSite::proxy(stage), site.devices(), site.addresses());
+fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>, kube: &ApiServer) {
+    let sites = || (StandaloneSite::proxy(stage), site.devices(), site.addresses(), kube.addresses(stage), ApiServer::device(stage));
+    let all = || (standalone::addresses(stage), standalone::pods(stage), sites());
     let before = all();
     let same = || assert_eq!(all(), before, "devices, Pods' names, and the addresses of the site");
-    let paths: Vec<Path<'_>> = standalone::paths(stage, &shop.user).into_iter().chain([shop.path()]).chain(site.paths()).collect();
+    let paths = standalone::paths(stage, &shop.user).into_iter().chain([shop.path()]).chain(kube.paths()).chain(site.paths());
+    let paths: Vec<Path<'_>> = paths.collect();
     let mut acts = Acts::begin(&paths);
     acts.change("all kinds from their operator to our reconciler, with the stock image", May::AsDocumented(Step::TakeOver), || {
-        stage.replaced(sites::GROUP, || stage.take_over());
+        stage.replaced(sites::GROUP, || stage.take_over(&ApiServer::values()));
+        kube.is_served_by_the_device(stage);
         standalone::run_images(stage, &[""], STOCK, "ts-");
         site.run_image(STOCK);
+        // Those of another image are not changed.
+        kube.is_served(stage, K8S_PROXY);
     });
     // The proxies of Ingresses stay as they are, and renewed their certificates at each start.
     let issued = shop.issued();
@@ -143,6 +153,9 @@ fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
         standalone::run_images(stage, &["", ONCE], TAILYARD, "ts-");
         site.run_image(TAILYARD);
         shop.is_served_by(stage, TAILYARD, "ts-");
+        kube.is_served(stage, TAILYARD);
+        kube.is_served_by_the_device(stage);
+        ApiServer::is_ready(stage);
     });
     assert_eq!(shop.issued(), issued, "the certificates are the same");
     same();
@@ -152,30 +165,37 @@ fn take_over(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
 
 /// Gives all kinds back under load, except Ingress and Service of the group, which are deleted before and created again. Another Service of
 /// the group goes back with our finalizer, which the document advises against for its Tailscale Service.
-fn return_all(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>) {
+fn return_all(stage: &Stage, shop: &StandaloneSite, site: &Site<'_>, kube: &ApiServer) {
     site.publish_another("stays");
-    let all = || (standalone::addresses(stage), standalone::pods(stage), StandaloneSite::proxy(stage), site.devices());
+    let sites = || (StandaloneSite::proxy(stage), site.devices(), kube.addresses(stage), ApiServer::device(stage));
+    let all = || (standalone::addresses(stage), standalone::pods(stage), sites());
     let before = all();
     let manifest = site.manifest();
-    let others: Vec<Path<'_>> = standalone::paths(stage, &shop.user).into_iter().chain([shop.path(), site.path_to("stays")]).collect();
+    let others = standalone::paths(stage, &shop.user).into_iter().chain([shop.path(), site.path_to("stays")]).chain(kube.paths());
+    let others: Vec<Path<'_>> = others.collect();
     let mut acts = Acts::begin(&others);
     let mut unserved = Duration::ZERO;
     acts.change("all kinds from our reconciler back to their operator", May::AsDocumented(Step::Back), || {
         stage.guide.run(MIGRATE, "$ kubectl delete -f", &[("site.yaml", &manifest)]);
         assert_eq!(site.advertised(&["web", "plain", "stays"]), [false, false, true], "deleted with their objects");
+        stage.stop("tailyard-reconciler");
+        stage.guide.run(MIGRATE, "$ kubectl delete statefulsets", &[]);
         let begin = || stage.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", &[]);
         stage.replaced(sites::GROUP, || drop(begin()));
         standalone::run_images(stage, &[""], STOCK, "proxies");
         shop.is_served_by(stage, STOCK, "proxies");
         site.run_image(STOCK);
+        kube.is_served(stage, K8S_PROXY);
         let created = Instant::now();
         stage.guide.run(MIGRATE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
         site.is_served("");
+        ApiServer::is_in_process(stage);
         unserved = created.elapsed();
     });
     let accounts = stage.guide.run(MIGRATE, "$ kubectl get pods", &[]);
     assert!(accounts.lines().all(|account| account == "proxies"), "{accounts}");
     stage.guide.run(MIGRATE, "$ kubectl delete secret", &[]);
+    stage.guide.run(MIGRATE, "$ kubectl delete clusterrolebindings", &[]);
     println!("Ingress and Service of the group were served {unserved:?} after their creation");
     for path in site.paths() {
         let most = u64::try_from(limit(path.kind, Step::Created)).expect("small");
@@ -198,7 +218,7 @@ fn group_is_handed_over_and_back() {
     let mut acts = Acts::begin(&[path_of_group(&stage)]);
 
     acts.replace(&stage, "from their operator to our reconciler, with the stock image", May::AsDocumented(Step::TakeOver), || {
-        stage.take_over();
+        stage.take_over("apiServerProxyConfig.mode=false");
     });
     same();
     assert_eq!(stage.image(), STOCK);

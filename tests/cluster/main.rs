@@ -11,6 +11,7 @@
 mod advertise;
 mod api_server;
 mod cluster;
+mod connector;
 mod crossing;
 mod dropin;
 mod ingress;

@@ -3,6 +3,7 @@
 //!
 //! Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
+mod api_server;
 mod deletions;
 mod devices;
 mod group;
@@ -25,9 +26,10 @@ use kit::wait::eventually;
 const ANSWER: &str = "hello";
 
 /// All scenarios, in the order of execution.
-const ALL: [Scenario; 7] = [
+const ALL: [Scenario; 8] = [
     ("a device deleted at headscale", devices::a_device_is_deleted),
     ("a Service published by a route", published::a_service_is_reached_by_a_route_that_was_approved),
+    ("the Kubernetes API over HTTP", api_server::kubernetes_api_is_reached_over_http),
     ("Services without a group", standalone::services_have_proxies_of_their_own),
     ("a proxy with standby", standby::a_waiting_pod_takes_over),
     ("a group deleted before its Service", deletions::a_group_goes_before_its_service),

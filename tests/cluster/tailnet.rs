@@ -472,7 +472,7 @@ fn rejected_connections_are_in_status_and_doctor_if_the_node_attribute_is_set() 
     assert_eq!(status(), Some(Rejects::default()), "nothing is recorded");
     permit(&["debug-conn-reject"]);
     eventually("records", DEADLINE, || status().is_some_and(|rejects| rejects.recorded).then_some(()));
-    assert!(to_peer(7000).is_ok(), "a permitted port");
+    eventually("a permitted port", DEADLINE, || to_peer(7000).ok());
     let rejected = |direction, port| RejectKind { direction, reason: RejectReason::Acl, protocol: 6, port };
     let expected = [rejected(FlowDirection::Outgoing, 7001), rejected(FlowDirection::Incoming, 7002)];
     eventually("a rejected connection of each direction", DEADLINE, || {

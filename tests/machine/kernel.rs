@@ -5,6 +5,7 @@
 pub(crate) mod entries;
 mod firewall;
 mod flows;
+mod listeners;
 mod packets;
 mod repair;
 mod siblings;

@@ -7,6 +7,7 @@
 mod alerts;
 mod documents;
 mod metrics;
+mod operator_values;
 
 use kit::golden::{assert_golden, is_updating};
 use kit::servers::servers;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use tailyard::api::proxygroup::ApiServerMode;
 use tailyard::model::settings::Flags;
 use tailyard::model::settings::reconciler::{DefaultCredentials, Reconciler};
 
@@ -224,8 +226,7 @@ fn impersonation_is_granted_as_the_values_permit() {
     const ROLE: &str = "ClusterRole -/tailyard-reconciler-impersonation";
     let of = |flags: &[&str]| {
         let objects = rendered_with(flags);
-        let env = &objects["Deployment tailscale/tailyard-reconciler"]["spec"]["template"]["spec"]["containers"][0]["env"];
-        let is_on = env.as_array().expect("a list").iter().any(|variable| variable["name"] == "TAILYARD_IMPERSONATE_USERS");
+        let is_on = read_settings(&objects["Deployment tailscale/tailyard-reconciler"], "flags").grants_impersonation();
         let rights: BTreeMap<_, _> = rights(objects).into_iter().filter(|(key, _)| key.ends_with("-impersonation")).collect();
         assert_eq!(is_on, !rights.is_empty(), "{flags:?}");
         rights
@@ -233,6 +234,15 @@ fn impersonation_is_granted_as_the_values_permit() {
     assert_eq!(of(&[]), BTreeMap::new());
     assert_eq!(of(&["--set-string", "apiServerProxyConfig.allowImpersonation=false"]), BTreeMap::new());
     assert_eq!(of(&["--set-string", "apiServerProxyConfig.allowImpersonation=true"]), config("impersonation.yaml", "tailscale"));
+    assert_eq!(of(&["--set-string", "apiServerProxyConfig.mode=true"]), config("impersonation.yaml", "tailscale"));
+    assert_eq!(of(&["--set-string", "apiServerProxyConfig.mode=noauth"]), BTreeMap::new());
+    let few = of(&[
+        "--set-string",
+        "apiServerProxyConfig.mode=true",
+        "--set-json",
+        r#"apiServerProxyConfig.impersonation={"users":["a@example.com"]}"#,
+    ]);
+    assert_eq!(few[ROLE]["rules"][1]["resourceNames"], serde_json::json!(["a@example.com"]), "no others than the listed ones");
     let masters = r#"apiServerProxyConfig.impersonation={"groups":["system:masters"]}"#;
     let flags = ["--set-string", "apiServerProxyConfig.allowImpersonation=true", "--set-json", masters];
     assert_eq!(of(&flags), config("impersonation.yaml", "tailscale"));
@@ -243,6 +253,70 @@ fn impersonation_is_granted_as_the_values_permit() {
     let rules = &listed[ROLE]["rules"];
     assert_eq!((&rules[1]["resources"][0], &rules[1]["resourceNames"]), (&"users".into(), &Value::Null));
     assert_eq!((&rules[2]["resources"][0], &rules[2]["resourceNames"]), (&"groups".into(), &serde_json::json!(["viewers", "tag:ops"])));
+}
+
+#[test]
+fn rights_on_admission_objects_are_granted_with_the_policies() {
+    let of = |flags: &[&str]| {
+        let objects = rendered_with(flags);
+        let is_on = read_settings(&objects["Deployment tailscale/tailyard-reconciler"], "flags").group_policies;
+        let rights: BTreeMap<_, _> = rights(objects).into_iter().filter(|(key, _)| key.ends_with("-policies")).collect();
+        assert_eq!(is_on, !rights.is_empty(), "{flags:?}");
+        rights
+    };
+    assert_eq!(of(&[]), BTreeMap::new());
+    assert_eq!(of(&["--set", "proxyGroupPolicies.enabled=true"]), config("proxygrouppolicies.yaml", "tailscale"));
+}
+
+#[test]
+fn rights_on_the_nameserver_are_granted_with_dns_configs() {
+    let of = |flags: &[&str]| {
+        let objects = rendered_with(flags);
+        let is_on = read_settings(&objects["Deployment tailscale/tailyard-reconciler"], "flags").dns_configs;
+        let rights: BTreeMap<_, _> = rights(objects).into_iter().filter(|(key, _)| key.ends_with("-dns")).collect();
+        assert_eq!(is_on, !rights.is_empty(), "{flags:?}");
+        rights
+    };
+    assert_eq!(of(&[]), BTreeMap::new());
+    assert_eq!(of(&["--set", "dnsConfigs.enabled=true"]), config("dnsconfigs.yaml", "tailscale"));
+}
+
+#[test]
+fn mode_of_the_operators_device_permits_no_proxy_group_to_impersonate() {
+    type Permitted = (Vec<String>, Vec<String>);
+    let of = |flags: &[&str]| -> (Permitted, Permitted) {
+        let flags = [&["--set-string", "apiServerProxyConfig.mode=true"], flags].concat();
+        let made = rendered_with(&flags).remove("Deployment tailscale/tailyard-reconciler").expect("the Deployment");
+        let settings = read_settings(&made, "flags");
+        let device = settings.operator_device.expect("a device").impersonation;
+        ((device.users, device.groups), (settings.workloads.impersonation.users, settings.workloads.impersonation.groups))
+    };
+    let names = |users: &[&str], groups: &[&str]| -> Permitted {
+        [users, groups].map(|names| names.iter().map(|name| (*name).to_owned()).collect()).into()
+    };
+    let (all, none, listed) = (names(&["*"], &["*"]), names(&[], &[]), names(&["a@example.com"], &["viewers"]));
+    assert_eq!(of(&[]), (all.clone(), none));
+    assert_eq!(of(&["--set-string", "apiServerProxyConfig.allowImpersonation=true"]), (all.clone(), all));
+    let lists = r#"apiServerProxyConfig.impersonation={"users":["a@example.com"],"groups":["viewers"]}"#;
+    assert_eq!(of(&["--set-json", lists]), (listed.clone(), listed));
+}
+
+#[test]
+fn api_server_proxy_has_the_settings_of_the_tailscale_operators_chart() {
+    let of = |flags: &[&str]| {
+        let made = rendered_with(flags).remove("Deployment tailscale/tailyard-reconciler").expect("the Deployment");
+        read_settings(&made, "flags").operator_device
+    };
+    assert_eq!([&[][..], &["--set-string", "apiServerProxyConfig.mode=false"]].map(of), [None, None]);
+    let device = |flags: &[&str]| of(flags).expect("a device");
+    let usual = device(&["--set-string", "apiServerProxyConfig.mode=true"]);
+    assert_eq!((usual.mode, usual.hostname.as_str(), usual.is_http), (ApiServerMode::Auth, "tailscale-operator", false));
+    assert_eq!((usual.tags, usual.certificate), (vec!["tag:k8s-operator".to_owned()], None));
+    let own = "apiServerProxyConfig.mode=noauth,apiServerProxyConfig.http=true,operatorConfig.hostname=kube,operatorConfig.defaultTags={tag:a,tag:b}";
+    let own = device(&["--set", own]);
+    assert_eq!((own.mode, own.hostname.as_str(), own.is_http, own.tags.len()), (ApiServerMode::NoAuth, "kube", true, 2));
+    let certified = device(&["--set", "apiServerProxyConfig.mode=true,apiServerProxyConfig.certificateSecret=own"]);
+    assert_eq!(certified.certificate.as_deref(), Some("own"));
 }
 
 #[test]
@@ -283,7 +357,11 @@ fn chart_crds_equal_config_crd() {
 
 /// Settings that the program reads from the chart's environment variables.
 fn settings(case: &str) -> Reconciler {
-    let deployment = deployment(case);
+    read_settings(&deployment(case), case)
+}
+
+/// Settings that the program reads from the variables of a Deployment.
+fn read_settings(deployment: &Value, case: &str) -> Reconciler {
     let variables = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("an environment");
     let mut env: BTreeMap<String, String> = BTreeMap::new();
     for variable in variables {
@@ -380,7 +458,7 @@ fn dashboard_and_alerts_use_existing_metrics() {
 }
 
 /// Rejected values, each with a corrected one that is accepted.
-const REFUSED: [(&str, &str); 28] = [
+const REFUSED: [(&str, &str); 29] = [
     ("replica=2", "replicas=2"),
     ("replicas=0", "replicas=1"),
     ("replicas=two", "replicas=2"),
@@ -415,6 +493,10 @@ const REFUSED: [(&str, &str); 28] = [
     (
         "controlPlane.url=https://a,controlPlane.credentials.oauth.existingSecret=a,controlPlane.credentials.headscale.existingSecret=b",
         "controlPlane.url=https://a,controlPlane.credentials.oauth.existingSecret=a",
+    ),
+    (
+        "controlPlane.credentials.oauth.existingSecret=a,controlPlane.credentials.oauth.volume.csi.driver=b",
+        "controlPlane.credentials.oauth.volume.csi.driver=b",
     ),
     ("image.repository=r.example/tailscale", "image.repository=r.example/tailyard"),
     ("extraEnv[0].name=PROXY_TAGS,extraEnv[0].value=tag:a", "extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://a"),

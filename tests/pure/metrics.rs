@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use kit::golden::assert_part;
+use tailyard::nameserver::metrics::Metrics as Nameserver;
 use tailyard::proxy::metrics::Metrics;
 use tailyard::reconciler::metrics::Metrics as Reconciler;
 
@@ -15,6 +16,7 @@ use crate::source::files;
 const DOCUMENT: &str = "docs/metrics.md";
 const PROXY: &str = "<!-- families: made by tests/pure/metrics.rs -->\n";
 const RECONCILER: &str = "<!-- families of the reconciler: made by tests/pure/metrics.rs -->\n";
+const NAMESERVER: &str = "<!-- families of the nameserver: made by tests/pure/metrics.rs -->\n";
 const END: &str = "<!-- end of families -->";
 
 #[test]
@@ -22,6 +24,7 @@ fn metrics_document_lists_exactly_all_families() {
     let (proxy, reconciler) = (Metrics::new().expect("families"), Reconciler::new().expect("families"));
     assert_part(DOCUMENT, PROXY, END, &proxy.registry().table());
     assert_part(DOCUMENT, RECONCILER, END, &reconciler.registry().table());
+    assert_part(DOCUMENT, NAMESERVER, END, &Nameserver::new().expect("families").registry().table());
 }
 
 /// Labels that scraping sets on each series, and those that a group's `ServiceMonitor` copies. A metric's own label of the same name
@@ -42,7 +45,7 @@ const TARGET_LABELS: [&str; 10] = [
 #[test]
 fn metric_labels_differ_from_target_labels() {
     let (proxy, reconciler) = (Metrics::new().expect("families"), Reconciler::new().expect("families"));
-    let table = proxy.registry().table() + &reconciler.registry().table();
+    let table = proxy.registry().table() + &reconciler.registry().table() + &Nameserver::new().expect("families").registry().table();
     let labels: Vec<_> =
         table.lines().filter_map(|row| row.split('|').nth(3)).flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
     assert!(labels.len() > 50, "{labels:?}");
@@ -53,7 +56,7 @@ fn metric_labels_differ_from_target_labels() {
 /// Labels of each family.
 fn labels() -> BTreeMap<String, BTreeSet<String>> {
     let (proxy, reconciler) = (Metrics::new().expect("families"), Reconciler::new().expect("families"));
-    let table = proxy.registry().table() + &reconciler.registry().table();
+    let table = proxy.registry().table() + &reconciler.registry().table() + &Nameserver::new().expect("families").registry().table();
     let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
     let rows = table.lines().map(|row| row.split('|').collect::<Vec<_>>()).filter(|cells| cells.len() > 3);
     let mut all = BTreeMap::<String, BTreeSet<String>>::new();

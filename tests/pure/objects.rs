@@ -15,6 +15,9 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tailyard::api::proxygroup::Impersonation;
 use tailyard::model::controller::key::WorkloadKey;
+use tailyard::model::controller::kinds::group_policy::{self, PolicyRules};
+use tailyard::model::controller::kinds::nameserver;
+use tailyard::model::controller::kinds::nameserver::inputs::NameserverInputs;
 use tailyard::model::controller::kinds::pass;
 use tailyard::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
 use tailyard::model::controller::workload::actions::{ControlAction, GroupPlan};
@@ -28,6 +31,7 @@ use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Obser
 use tailyard::model::controller::workload::settings::GroupSettings;
 use tailyard::model::controller::workload::target_inputs::TargetInputs;
 use tailyard::model::controller::workload::vip_service::ServiceOwner;
+use tailyard::model::nameserver::records::Records;
 
 /// A new group with one Service.
 fn observed(spec: Value, class: Option<Value>) -> Observed {
@@ -57,6 +61,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         }),
         assignment: Arc::new(AssignmentRules { ingress_class: "tailscale".into(), ..AssignmentRules::default() }),
         group: Some(Arc::new(serde_json::from_value(group).expect("a group"))),
+        connector: None,
         class: class.map_or(Class::None, |class| Class::Ready(Arc::new(serde_json::from_value(class).expect("a class")))),
         tailnet: TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities: Capabilities::TAILSCALE },
         replicas: BTreeMap::new(),
@@ -71,6 +76,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         node_ports: BTreeSet::from([30_000]),
         targets: TargetInputs { is_complete: true, is_default_class: true, ..TargetInputs::default() },
         restricted_group: None,
+        takeover_fault: None,
         publish: PublishInputs::default(),
         waiting: None,
         create_failure: None,
@@ -145,17 +151,49 @@ fn applied_objects_match_golden_files() {
         .map(|(name, spec, class)| (name, observed(spec, class)))
         .chain(publishing())
         .chain(standalone())
-        .chain([standalone_ingress(), api_server()])
+        .chain([standalone_ingress(), api_server(), connector()])
     {
         let mut observed = observed;
         let mut applied = with_configs(pass(&observed));
-        // The stock image starts only once its configs exist.
-        observed.owned = applied.iter().map(|manifest| (manifest.object.clone(), Arc::new(manifest.value.clone()))).collect();
-        applied.extend(pass(&observed).apply);
+        // The stock image starts only once its configs exist, and Pods that impersonate once their account and then its rights do.
+        for _ in 0..2 {
+            observed.owned = applied.iter().map(|manifest| (manifest.object.clone(), Arc::new(manifest.value.clone()))).collect();
+            applied.extend(pass(&observed).apply);
+        }
         let applied: Vec<_> = applied.into_iter().map(|manifest| manifest.value).collect();
         let text = format!("{}\n", serde_json::to_string_pretty(&applied).expect("JSON"));
         assert_golden(&format!("tests/golden/objects/{name}.json"), &text);
     }
+}
+
+#[test]
+fn admission_objects_of_policies_match_the_golden_file() {
+    let policy = |name: &str, annotations: Value, spec: Value| {
+        let metadata = json!({"name": name, "namespace": "shop", "annotations": annotations});
+        Arc::new(serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a policy"))
+    };
+    let ingress = || policy("ingress", Value::Null, json!({"ingress": ["web", "api"]}));
+    let limit = policy("limit", json!({"tailyard.io/limit-standalone": "true"}), json!({"egress": ["", "out"]}));
+    let rules = PolicyRules { reconciler: "system:serviceaccount:tailscale:tailyard-reconciler".into(), ingress_class: "tailscale".into() };
+    let all = [vec![ingress()], vec![ingress(), limit]]
+        .map(|policies| group_policy::manifests("shop", &policies, &rules).into_iter().map(|manifest| manifest.value).collect::<Vec<_>>());
+    let text = format!("{}\n", serde_json::to_string_pretty(&all).expect("JSON"));
+    assert_golden("tests/golden/admission/proxygrouppolicy.json", &text);
+}
+
+#[test]
+fn objects_of_a_nameserver_match_the_golden_file() {
+    let metadata = json!({"name": "ts-dns", "uid": "1f0c"});
+    let config = serde_json::from_value(json!({"metadata": metadata, "spec": {"nameserver": {}}})).expect("a DNSConfig");
+    let document = br#"{"version":"v1alpha1","ip4":{"db.tail1234.ts.net":["10.96.0.7"]},"ip6":{"db.tail1234.ts.net":["fd00:96::7"]}}"#;
+    let inputs = NameserverInputs {
+        namespace: "tailscale".into(),
+        image: "tailyard:test".into(),
+        records: Records::parse(document).expect("records"),
+        ..NameserverInputs::default()
+    };
+    let all: Vec<_> = nameserver::manifests(&config, &inputs).into_iter().map(|manifest| manifest.value).collect();
+    assert_golden("tests/golden/nameserver/dnsconfig.json", &format!("{}\n", serde_json::to_string_pretty(&all).expect("JSON")));
 }
 
 /// Security contexts of the containers of an applied `StatefulSet`, by the container's name.
@@ -248,7 +286,7 @@ fn api_server() -> (&'static str, Observed) {
     let config = Arc::new(ReplicaConfig { device: Some(device), ..ReplicaConfig::default() });
     observed.replicas = BTreeMap::from([(0, ObservedReplica { config: Some(config), ..ObservedReplica::default() })]);
     observed.publish.listed = Some(Arc::new(ServiceList { at: observed.now, ..ServiceList::default() }));
-    let all = Impersonation { users: vec!["*".to_owned()], groups: vec!["*".to_owned()] };
+    let all = Impersonation { users: vec!["*".to_owned()], groups: vec!["*".to_owned(), "system:masters".to_owned()] };
     let settings = GroupSettings { impersonation: all, ..(*observed.settings).clone() };
     observed.settings = Arc::new(settings);
     ("api-server", observed)
@@ -285,6 +323,20 @@ fn standalone() -> [(&'static str, Observed); 6] {
         observed.assignment = Arc::new(AssignmentRules { standalone: StandaloneScope::Everywhere, ..AssignmentRules::default() });
         (name, observed)
     })
+}
+
+/// A subnet router and exit node of two replicas.
+fn connector() -> (&'static str, Observed) {
+    let mut observed = observed(json!({"type": "egress"}), None);
+    let spec = json!({"subnetRouter": {"advertiseRoutes": ["10.40.0.0/14"]}, "exitNode": true, "replicas": 2});
+    let connector = json!({"metadata": {"name": "lab", "uid": "1234-UID", "generation": 1}, "spec": spec});
+    observed.group = None;
+    observed.connector = Some(Arc::new(serde_json::from_value(connector).expect("a Connector")));
+    observed.key = WorkloadKey::Connector("lab".into());
+    observed.workload = new_name(&observed.key, "1234-UID", 0);
+    observed.services = OrdMap::new();
+    observed.assignment = Arc::new(AssignmentRules { connectors: true, ..AssignmentRules::default() });
+    ("connector", observed)
 }
 
 /// The proxy of an Ingress whose device has joined.

@@ -481,9 +481,17 @@ async fn hanging_daemon_is_degraded_until_it_resumes() {
 
 #[tokio::test]
 async fn shutdown_withdraws_services_then_stops() {
+    let services = r#""AdvertiseServices":[],"AdvertiseServicesSet":true"#;
+    let routes = r#""AdvertiseRoutes":[],"AdvertiseRoutesSet":true"#;
+    for (connector, prefs) in [(false, services.to_owned()), (true, format!("{routes},{services}"))] {
+        assert_shutdown(connector, &format!("PATCH prefs {{{prefs}}}")).await;
+    }
+}
+
+async fn assert_shutdown(connector: bool, patch: &str) {
     let lab = Lab::running().await;
-    assert!(lab.daemon.stop_advertising().await.expect("taken back"));
-    assert_eq!(lab.call("PATCH").await, r#"PATCH prefs {"AdvertiseServices":[],"AdvertiseServicesSet":true}"#);
+    assert!(lab.daemon.stop_advertising(connector).await.expect("withdrawn"));
+    assert_eq!(lab.call("PATCH").await, patch);
     lab.write("conf/cap-106.hujson", r#"{"Version":"alpha0","AdvertiseServices":["svc:a"]}"#);
     timeout(DEADLINE, lab.daemon.stop(DEADLINE * 10)).await.expect("it ends on SIGTERM");
     assert!(!lab.lines("calls").iter().any(|call| call.contains("reload-config")), "the config would advertise again");

@@ -65,11 +65,18 @@ subjects:
   verbs: [create, patch]
 {{- end }}
 
-{{/* Users or groups that ProxyGroups of type kube-apiserver may impersonate, separated by commas. */}}
+{{/* Whether the operator's device may impersonate all users and groups: its mode is "true", and no list names any. */}}
+{{- define "tailyard.deviceImpersonatesAll" -}}
+{{- $config := .apiServerProxyConfig | default dict -}}
+{{- $lists := $config.impersonation | default dict -}}
+{{- if and (eq (toString $config.mode) "true") (not $lists.users) (not $lists.groups) }}true{{ end -}}
+{{- end }}
+
+{{/* Users or groups that ProxyGroups may impersonate, or with `all` any API server proxy, separated by commas. */}}
 {{- define "tailyard.impersonated" -}}
 {{- $config := .values.apiServerProxyConfig | default dict -}}
 {{- $names := get ($config.impersonation | default dict) .resource | default list -}}
-{{- if eq (toString $config.allowImpersonation) "true" }}{{ $names = prepend $names "*" | uniq }}{{ end -}}
+{{- if or (eq (toString $config.allowImpersonation) "true") .all }}{{ $names = prepend $names "*" | uniq }}{{ end -}}
 {{- join "," $names -}}
 {{- end }}
 
@@ -80,4 +87,21 @@ subjects:
 {{- if $url }}{{ $host = (urlParse $url).host }}{{ end -}}
 {{- $port := regexFind ":[0-9]+$" $host | trimPrefix ":" -}}
 {{- $port | default (ternary "80" "443" (hasPrefix "http://" $url)) -}}
+{{- end }}
+
+{{/* Fails for values of the Tailscale operator's chart, each with what replaces it: files/operator-values.json. */}}
+{{- define "tailyard.refuseOperatorValues" -}}
+{{- $found := list -}}
+{{- range $key, $answer := .Files.Get "files/operator-values.json" | fromJson -}}
+{{- $value := dict "here" $.Values -}}
+{{- range $name := splitList "." $key -}}
+{{- $parent := $value.here -}}
+{{- $value = dict -}}
+{{- if kindIs "map" $parent }}{{ if hasKey $parent $name }}{{ $value = dict "here" (get $parent $name) }}{{ end }}{{ end -}}
+{{- end -}}
+{{- if hasKey $value "here" }}{{ $found = append $found (printf "%s: %s" $key $answer) }}{{ end -}}
+{{- end -}}
+{{- if $found -}}
+{{- fail (printf "values of the Tailscale operator's chart, which tailyard migrate values converts:\n%s" (join "\n" $found)) -}}
+{{- end -}}
 {{- end }}

@@ -272,7 +272,9 @@ fn scope_advice(path: &str) -> &'static str {
     match path {
         _ if path.starts_with(KEYS) => "give the client write access to Keys/Auth Keys, with the tags in use (docs/tailscale.md)",
         _ if path.starts_with(SERVICES) => "give the client write access to General/Services, with the tags in use (docs/tailscale.md)",
-        _ if path.ends_with(ROUTES) => "give the client the scope devices:routes, with the tags in use (docs/headscale.md)",
+        _ if path.ends_with(ROUTES) => {
+            "give the client the scope devices:routes, or devices:routes:read for Connectors, with the tags in use (docs/tailscale.md)"
+        }
         _ => "give the client write access to Devices/Core, with the tags in use (docs/tailscale.md)",
     }
 }

@@ -18,8 +18,11 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::api::connector::Connector;
+use crate::api::dnsconfig::DNSConfig;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
+use crate::api::proxygrouppolicy::ProxyGroupPolicy;
 use crate::api::tailnet::Tailnet;
 use crate::model::base::bounded;
 
@@ -47,6 +50,13 @@ impl WatchedObject for EndpointSlice {
     }
 }
 
+impl WatchedObject for ProxyGroupPolicy {
+    fn cut(&mut self) {
+        bounded::group_names(&mut self.spec.ingress);
+        bounded::group_names(&mut self.spec.egress);
+    }
+}
+
 impl WatchedObject for DynamicObject {
     fn cut(&mut self) {
         bounded::json(&mut self.data);
@@ -54,6 +64,8 @@ impl WatchedObject for DynamicObject {
 }
 
 // Written by administrators, the cluster or the reconciler, or not stored.
+impl WatchedObject for Connector {}
+impl WatchedObject for DNSConfig {}
 impl WatchedObject for ProxyGroup {}
 impl WatchedObject for ProxyClass {}
 impl WatchedObject for Tailnet {}

@@ -227,6 +227,8 @@ fn status(resource: Resource) -> &'static str {
     match resource.kind {
         "ProxyGroup" => "ProxyGroup/status",
         "ProxyClass" => "ProxyClass/status",
+        "ProxyGroupPolicy" => "ProxyGroupPolicy/status",
+        "DNSConfig" => "DNSConfig/status",
         "Tailnet" => "Tailnet/status",
         "Service" => "Service/status",
         "Ingress" => "Ingress/status",

@@ -16,7 +16,7 @@ use crate::api::names::{RECONCILER_FIELD_MANAGER, UNINSTALL, UNINSTALL_REMAINING
 use crate::api::replica;
 
 /// Maximum objects of a list; enough for a single read of a cluster of usual size.
-const MAX_ITEMS: usize = 5_000;
+pub const MAX_ITEMS: usize = 5_000;
 
 impl Cluster {
     /// Reads the status that a replica serves at this port; needs `get` on `pods/proxy` in the client's namespace.

@@ -15,6 +15,10 @@ pub struct Resource {
 impl Resource {
     pub const PROXY_GROUP: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyGroup", plural: "proxygroups" };
     pub const PROXY_CLASS: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyClass", plural: "proxyclasses" };
+    pub const CONNECTOR: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "Connector", plural: "connectors" };
+    pub const DNS_CONFIG: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "DNSConfig", plural: "dnsconfigs" };
+    pub const PROXY_GROUP_POLICY: Self =
+        Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyGroupPolicy", plural: "proxygrouppolicies" };
     pub const TAILNET: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "Tailnet", plural: "tailnets" };
     pub const POD: Self = Self { api_version: "v1", kind: "Pod", plural: "pods" };
     pub const SERVICE: Self = Self { api_version: "v1", kind: "Service", plural: "services" };
@@ -34,21 +38,14 @@ impl Resource {
     /// Kinds of the Tailscale operator that Tailyard does not reconcile.
     pub const NOT_RECONCILED: [Self; 5] = [
         Self { api_version: "tailscale.com/v1alpha1", kind: "Connector", plural: "connectors" },
-        Self { api_version: "tailscale.com/v1alpha1", kind: "DNSConfig", plural: "dnsconfigs" },
+        Self::DNS_CONFIG,
         Self { api_version: "tailscale.com/v1alpha1", kind: "PeerRelay", plural: "peerrelays" },
-        Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyGroupPolicy", plural: "proxygrouppolicies" },
+        Self::PROXY_GROUP_POLICY,
         Self { api_version: "tailscale.com/v1alpha1", kind: "Recorder", plural: "recorders" },
     ];
 
     pub const DEFINITION: Self =
         Self { api_version: "apiextensions.k8s.io/v1", kind: "CustomResourceDefinition", plural: "customresourcedefinitions" };
-    pub const ADMISSION_POLICY: Self =
-        Self { api_version: "admissionregistration.k8s.io/v1", kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies" };
-    pub const ADMISSION_BINDING: Self = Self {
-        api_version: "admissionregistration.k8s.io/v1",
-        kind: "ValidatingAdmissionPolicyBinding",
-        plural: "validatingadmissionpolicybindings",
-    };
     pub const DEPLOYMENT: Self = Self { api_version: "apps/v1", kind: "Deployment", plural: "deployments" };
     pub const LEASE: Self = Self { api_version: "coordination.k8s.io/v1", kind: "Lease", plural: "leases" };
     pub const CONFIG_MAP: Self = Self { api_version: "v1", kind: "ConfigMap", plural: "configmaps" };

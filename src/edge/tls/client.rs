@@ -20,9 +20,13 @@ use crate::runtime::snapshot::SnapshotCell;
 
 use super::{ALPN, TlsError, certified_key, client_config, roots};
 
-/// Opens TLS by the newest config, which clones share.
+/// The newest TLS client, which clones share.
 #[derive(Debug, Clone)]
 pub struct Connector(SnapshotCell<AlpnConfigs>);
+
+/// A TLS client of one config. Clients of other configs differ: they may trust other servers, or present another certificate.
+#[derive(Debug, Clone)]
+pub struct TlsClient(Arc<AlpnConfigs>);
 
 /// The same config for each set of HTTP versions.
 #[derive(Debug)]
@@ -63,19 +67,28 @@ impl Connector {
         Ok(())
     }
 
+    pub fn client(&self) -> TlsClient {
+        TlsClient(Arc::clone(&self.0.read()))
+    }
+}
+
+impl TlsClient {
     /// Opens TLS. SNI is `name`, unless it is an IP address. Offers HTTP/2 if `http2` allows it; returns whether it was negotiated.
     pub async fn connect<S>(&self, name: &str, stream: S, http2: bool) -> Result<(TlsStream<S>, bool), TlsError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let name = ServerName::try_from(name.to_owned()).map_err(|error| TlsError::Handshake(io::Error::other(error)))?;
-        let config = {
-            let configs = self.0.read();
-            Arc::clone(if http2 { &configs.any } else { &configs.http1 })
-        };
+        let config = Arc::clone(if http2 { &self.0.any } else { &self.0.http1 });
         let stream = TlsConnector::from(config).connect(name, stream).await.map_err(TlsError::Handshake)?;
         let http2 = stream.get_ref().1.alpn_protocol() == Some(ALPN[0]);
         Ok((stream, http2))
+    }
+}
+
+impl PartialEq for TlsClient {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

@@ -20,7 +20,7 @@ fn names(list: &[&str]) -> BTreeSet<String> {
 /// Certificate that a client of this SNI name receives.
 async fn shown(acceptor: &Acceptor, name: &str) -> Result<Vec<u8>, TlsError> {
     let (client, server) = duplex(64 << 10);
-    let connector = Connector::new().expect("set up");
+    let connector = Connector::new().expect("set up").client();
     let (taken, opened) = tokio::join!(acceptor.accept(server), connector.connect(name, client, true));
     let (mut taken, (mut opened, http2)) = (taken?, opened?);
     assert!(http2 && is_http2(&taken));

@@ -78,8 +78,8 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         live: live_status(cluster, view.with_status_endpoint()).await,
         definitions,
         denied: denied(cluster, required, proxies).await,
-        policy: look(Resource::ADMISSION_POLICY, None, POLICY).await,
-        policy_binding: look(Resource::ADMISSION_BINDING, None, POLICY).await,
+        policy: look(Kind::AdmissionPolicy.into(), None, POLICY).await,
+        policy_binding: look(Kind::AdmissionBinding.into(), None, POLICY).await,
         deployments,
         groups,
         sets,
@@ -129,7 +129,7 @@ fn reconciler_rights(namespace: &str, deployments: &[Value]) -> Vec<Right> {
     let watched = setting("TAILYARD_WATCH_NAMESPACES").split(',').map(str::trim).filter(|name| !name.is_empty());
     let mut rights = rights::reconciler(namespace, &watched.map(str::to_owned).collect::<Vec<_>>());
     rights.retain(|right| !right.failover() || setting("TAILYARD_FAILOVER") != "off");
-    if !setting("TAILYARD_IMPERSONATE_USERS").is_empty() {
+    if !setting("TAILYARD_IMPERSONATE_USERS").is_empty() || setting("TAILYARD_API_SERVER_PROXY_ALL_USERS") == "on" {
         rights.extend(rights::impersonation());
     }
     rights

@@ -12,14 +12,12 @@ use crate::edge::netns::{Namespace, NetnsError};
 use crate::edge::nft::Nft;
 use crate::edge::node;
 use crate::model::base::net::InterfaceName;
+use crate::model::controller::workload::role::Role;
 use crate::model::diagnostics::doctor::node::{NamedFirewall, NodeFacts, kubernetes_grants as kubernetes_grants_of};
 use crate::model::tailnet::rejects::{RejectedFlow, recent};
 
 /// LocalAPI sockets of tailscaled, in a Pod and on a machine.
 const SOCKETS: [&str; 2] = ["/tmp/tailscaled.sock", "/var/run/tailscale/tailscaled.sock"];
-
-/// `TS_INTERNAL_APP` of Pods of type kube-apiserver.
-const API_SERVER_APP: &str = "k8s-operator-proxygroup-kube-apiserver";
 
 /// Collects all facts.
 pub(super) async fn facts() -> NodeFacts {
@@ -86,7 +84,7 @@ async fn offloads(api: Option<&LocalApi>) -> Option<Result<Option<String>, Strin
 
 /// Number of grants of the Kubernetes capability, in a Pod of a `ProxyGroup` of type kube-apiserver.
 async fn kubernetes_grants(api: Option<&LocalApi>) -> Option<Result<usize, String>> {
-    let api = api.filter(|_| std::env::var("TS_INTERNAL_APP").is_ok_and(|app| app == API_SERVER_APP))?;
+    let api = api.filter(|_| std::env::var("TS_INTERNAL_APP").is_ok_and(|app| app == Role::ApiServerGroup.row().app))?;
     Some(api.packet_filter_rules().await.map(|rules| kubernetes_grants_of(&rules)).map_err(|error| error.to_string()))
 }
 

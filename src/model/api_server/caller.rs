@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL, TRAILER};
 
-use crate::api::proxygroup::ApiServerMode;
 use crate::api::routes::ApiServerSite;
 use crate::api::whois::WhoIs;
 use crate::model::front_end::vhosts::headers::{self, RequestInfo};
@@ -40,7 +39,7 @@ impl Caller {
     /// Reads WhoIs of the client's address.
     pub fn of(whois: &WhoIs, address: IpAddr, site: &ApiServerSite) -> Result<Self, ApiServerRefusal> {
         let grants = Grants::read(&whois.cap_map)?;
-        let identity = impersonates(site).then(|| impersonation(whois, address, &grants, site)).transpose()?;
+        let identity = site.mode.impersonates().then(|| impersonation(whois, address, &grants, site)).transpose()?;
         Ok(Self { identity, grants })
     }
 
@@ -83,11 +82,6 @@ impl Caller {
             headers.append(name, value.clone());
         }
     }
-}
-
-/// Whether requests have the proxy's credentials and their client's identity, or those of the client.
-pub fn impersonates(site: &ApiServerSite) -> bool {
-    site.mode != ApiServerMode::NoAuth
 }
 
 /// Removes forbidden fields from a request's trailers. They name no user in either mode.

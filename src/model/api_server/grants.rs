@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::subject::{SubjectError, SubjectName};
 
-const CAPABILITY: &str = "tailscale.com/cap/kubernetes";
+pub const CAPABILITY: &str = "tailscale.com/cap/kubernetes";
 /// Former name, which grants groups only, and only without a rule of the other name.
-const FORMER_CAPABILITY: &str = "https://tailscale.com/cap/kubernetes";
+pub const FORMER_CAPABILITY: &str = "https://tailscale.com/cap/kubernetes";
 
 const MAX_RULES: usize = 512;
 /// Maximum groups of a client, repeated ones included: the API server limits a request's head to 1 MiB.

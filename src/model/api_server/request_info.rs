@@ -128,6 +128,11 @@ impl ApiRequest {
         }
     }
 
+    /// Whether the request may take any time, as the API server classifies it: watches, logs, sessions and requests to a Pod, Service or node.
+    pub fn is_long_running(&self) -> bool {
+        self.verb == "watch" || self.subresource == "log" || self.stream_kind() != StreamKind::Other
+    }
+
     /// Whether the response may be that of a Pod, a Service or a kubelet, in place of the API server's.
     pub fn is_proxied(&self) -> bool {
         self.stream_kind() == StreamKind::Proxy

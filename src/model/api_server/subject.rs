@@ -13,8 +13,6 @@ const MAX_BYTES: usize = 256;
 const MAX_SHOWN: usize = 64;
 /// Prefixes of the users and groups to which Kubernetes and its installer give rights, such as `system:masters` and `kubeadm:cluster-admins`.
 const SYSTEM: [&str; 2] = ["system:", "kubeadm:"];
-/// Permits every name of Kubernetes itself.
-const ANY: &str = "*";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubjectName(HeaderValue);
@@ -34,10 +32,10 @@ impl SubjectName {
         value.map(Self).ok_or_else(|| SubjectError::Invalid(shown(text)))
     }
 
-    /// The name, unless it is one of Kubernetes itself that is not in this list; `*` permits all of them.
+    /// The name, unless it is one of Kubernetes itself that is not in this list.
     pub fn permitted(self, system: &BTreeSet<String>) -> Result<Self, SubjectError> {
         let text = String::from_utf8_lossy(self.0.as_bytes());
-        let is_permitted = !is_system(&text) || system.contains(ANY) || system.contains(&*text);
+        let is_permitted = !is_system(&text) || system.contains(&*text);
         if is_permitted { Ok(self) } else { Err(SubjectError::System(shown(&text))) }
     }
 
@@ -94,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_kubernetes_itself_are_permitted_by_their_exact_name_or_all() {
+    fn names_of_kubernetes_itself_are_permitted_by_their_exact_name_only() {
         let read = |name: &str, list: &[&str]| {
             let list = list.iter().map(|name| (*name).to_owned()).collect();
             SubjectName::read(name).and_then(|subject| subject.permitted(&list)).is_ok()
@@ -102,8 +100,7 @@ mod tests {
         let list = ["system:masters", "system:nodes"];
         for (name, is_listed) in [("system:masters", true), ("system:nodes", true), ("system:master", false), ("system:masters:x", false)] {
             assert_eq!(read(name, &list), is_listed, "{name}");
-            assert!(read(name, &["*"]), "{name}");
-            assert!(!read(name, &["system:*", "system:", "SYSTEM:MASTERS", "*:masters"]), "{name}");
+            assert!(!read(name, &["*", "system:*", "system:", "SYSTEM:MASTERS", "*:masters"]), "{name}");
         }
         assert!(read("dev", &list) && read("*", &[]));
     }

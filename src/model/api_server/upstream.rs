@@ -27,20 +27,24 @@ impl ApiServerUpstream {
         let backend = Arc::new(Backend { address, protocol: BackendProtocol::Https, ..Backend::default() });
         Some(Self { backend, base: BasePath::read(path)? })
     }
+}
 
-    /// Gives each virtual host of the API server this upstream as its only route.
-    pub fn routed(&self, sites: &Arc<Vhosts>) -> Arc<Vhosts> {
-        if sites.values().all(|site| site.api_server.is_none()) {
-            return Arc::clone(sites);
-        }
-        let target = RouteTarget::Backend(Arc::new(Proxied { backend: Arc::clone(&self.backend), ..Proxied::default() }));
-        let route = VhostRoute { host: None, port: None, path: "/".to_owned(), exact: false, target };
-        let with_route = |site: &Arc<Vhost>| match site.api_server {
-            Some(_) => Arc::new(Vhost { routes: vec![route.clone()], ..Vhost::clone(site) }),
-            None => Arc::clone(site),
-        };
-        Arc::new(sites.iter().map(|(name, site)| (name.clone(), with_route(site))).collect())
+/// Gives each virtual host of the API server this upstream as its only route; without one it has none: its routes of the config would get the
+/// requests of clients and the proxy's token.
+pub fn routed(upstream: Option<&ApiServerUpstream>, sites: &Arc<Vhosts>) -> Arc<Vhosts> {
+    if sites.values().all(|site| site.api_server.is_none()) {
+        return Arc::clone(sites);
     }
+    let route = |upstream: &ApiServerUpstream| {
+        let target = RouteTarget::Backend(Arc::new(Proxied { backend: Arc::clone(&upstream.backend), ..Proxied::default() }));
+        VhostRoute { host: None, port: None, path: "/".to_owned(), exact: false, target }
+    };
+    let routes: Vec<VhostRoute> = upstream.map(route).into_iter().collect();
+    let with_route = |site: &Arc<Vhost>| match site.api_server {
+        Some(_) => Arc::new(Vhost { routes: routes.clone(), ..Vhost::clone(site) }),
+        None => Arc::clone(site),
+    };
+    Arc::new(sites.iter().map(|(name, site)| (name.clone(), with_route(site))).collect())
 }
 
 #[cfg(test)]
@@ -71,15 +75,18 @@ mod tests {
     }
 
     #[test]
-    fn only_virtual_hosts_of_the_api_server_get_the_upstream() {
-        let text = r#"{"svc:kube": {"hosts": {"kube.tail.ts.net": {}}, "listeners": {"443": "https"}, "apiServer": {"mode": "noauth"}},
+    fn virtual_hosts_of_the_api_server_alone_get_the_upstream_and_no_other_route() {
+        let text = r#"{"svc:kube": {"hosts": {"kube.tail.ts.net": {}}, "listeners": {"443": "https"}, "apiServer": {"mode": "noauth"},
+            "routes": [{"path": "/", "backend": {"address": "192.0.2.1:443", "protocol": "https"}}]},
             "svc:web": {"hosts": {"web.tail.ts.net": {}}, "listeners": {"443": "https"}}}"#;
         let sites = Arc::new(read(Some(text.as_bytes()), None).expect("readable").sites);
         let upstream = ApiServerUpstream::read("https://10.96.0.1:443").expect("a URL");
-        let routed = upstream.routed(&sites);
-        assert_eq!(routed["svc:kube"].backends().collect::<Vec<_>>(), [&upstream.backend]);
-        assert_eq!(routed["svc:web"], sites["svc:web"]);
+        for (upstream, expected) in [(Some(&upstream), vec![&upstream.backend]), (None, vec![])] {
+            let routed = routed(upstream, &sites);
+            assert_eq!(routed["svc:kube"].backends().collect::<Vec<_>>(), expected);
+            assert_eq!(routed["svc:web"], sites["svc:web"]);
+        }
         let others = Arc::new(Vhosts::from([("svc:web".to_owned(), Arc::clone(&sites["svc:web"]))]));
-        assert!(Arc::ptr_eq(&upstream.routed(&others), &others));
+        assert!(Arc::ptr_eq(&routed(Some(&upstream), &others), &others));
     }
 }

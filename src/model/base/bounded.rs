@@ -16,6 +16,8 @@ pub const MAX_PORTS: usize = 1_000;
 pub const MAX_ROUTES: usize = 10_000;
 /// Maximum entries of `spec.tls` and their hosts, together.
 pub const MAX_HOSTS: usize = 5_000;
+/// Names of one field of the `ProxyGroupPolicies` of a namespace.
+pub const MAX_GROUP_NAMES: usize = 500;
 /// Labels or annotations of an object.
 const MAX_TEXTS: usize = 1_000;
 /// Owner references, finalizers, or subjects of a `RoleBinding`, of which the reconciler writes one.
@@ -155,6 +157,14 @@ pub fn foreign_ingress(ingress: &mut Ingress) {
     for tls in spec.tls.iter_mut().flatten() {
         cut(&mut tls.hosts, 1);
         tls.secret_name = None;
+    }
+}
+
+/// Cuts a list of names of `ProxyGroup`s. A name that is too long stays invalid.
+pub fn group_names(names: &mut Vec<String>) {
+    cut_vec(names, MAX_GROUP_NAMES + 1);
+    for name in names.iter_mut().filter(|name| name.len() > MAX_LABEL) {
+        *name = name.chars().take(MAX_LABEL + 1).collect();
     }
 }
 

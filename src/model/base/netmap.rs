@@ -189,7 +189,7 @@ pub fn in_tailscale_range(ip: IpAddr) -> bool {
 }
 
 /// Site prefix of 4via6 addresses, `fd7a:115c:a1e0:b1a::/64`.
-const VIA_PREFIX: [u16; 4] = [0xfd7a, 0x115c, 0xa1e0, 0x0b1a];
+pub const VIA_PREFIX: [u16; 4] = [0xfd7a, 0x115c, 0xa1e0, 0x0b1a];
 
 /// Address of a 4via6 name (`192-168-1-10-via-7[.tailnet.ts.net]`); `None` for other names.
 pub fn via6(name: &Fqdn) -> Option<Ipv6Addr> {

@@ -207,6 +207,7 @@ impl<'a> IngressPlan<'a> {
         config.orders = self.record_orders(work, &gone);
         config.leaving = self.record_leaving(work, &gone);
         match shape.spec.api_server {
+            Some(_) if owner.key.is_standalone() => self.report_device(work, shape),
             Some(_) => self.report_api_server(work, shape),
             None => self.report(work, shape, &gone),
         }

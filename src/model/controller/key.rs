@@ -54,6 +54,7 @@ impl std::fmt::Display for Publisher {
 pub enum WorkloadKey {
     /// A group's name. The empty name stands for objects that must be released and are in no group.
     ProxyGroup(String),
+    Connector(String),
     /// Namespace and name of a Service with a proxy of its own.
     Service(String, String),
     /// Namespace and name of an Ingress with a proxy of its own.
@@ -74,6 +75,7 @@ impl WorkloadKey {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::ProxyGroup(_) => PublishSource::ProxyGroup.kind(),
+            Self::Connector(_) => "Connector",
             Self::Service(..) => PublishSource::Service.kind(),
             Self::Ingress(..) => PublishSource::Ingress.kind(),
         }
@@ -92,21 +94,21 @@ impl WorkloadKey {
     /// Namespace of the object; empty if it is cluster-scoped.
     pub fn namespace(&self) -> &str {
         match self {
-            Self::ProxyGroup(_) => "",
+            Self::ProxyGroup(_) | Self::Connector(_) => "",
             Self::Service(namespace, _) | Self::Ingress(namespace, _) => namespace,
         }
     }
 
     pub fn name(&self) -> &str {
         match self {
-            Self::ProxyGroup(name) | Self::Service(_, name) | Self::Ingress(_, name) => name,
+            Self::ProxyGroup(name) | Self::Connector(name) | Self::Service(_, name) | Self::Ingress(_, name) => name,
         }
     }
 
     /// The Service or Ingress of a proxy of its own.
     pub fn publisher(&self) -> Option<Publisher> {
         let (source, namespace, name) = match self {
-            Self::ProxyGroup(_) => return None,
+            Self::ProxyGroup(_) | Self::Connector(_) => return None,
             Self::Service(namespace, name) => (PublishSource::Service, namespace, name),
             Self::Ingress(namespace, name) => (PublishSource::Ingress, namespace, name),
         };
@@ -115,15 +117,26 @@ impl WorkloadKey {
 
     /// Text that identifies it in metrics and logs: a group's name, or kind, namespace and name of another workload.
     pub fn label(&self) -> String {
-        self.group().map_or_else(|| format!("{}/{}/{}", self.kind().to_lowercase(), self.namespace(), self.name()), str::to_owned)
+        match self {
+            Self::ProxyGroup(name) => name.clone(),
+            Self::Connector(name) => format!("connector/{name}"),
+            Self::Service(namespace, name) | Self::Ingress(namespace, name) => {
+                format!("{}/{namespace}/{name}", self.kind().to_lowercase())
+            }
+        }
     }
 
     /// Whether it is the proxy of one Service or Ingress.
     pub fn is_standalone(&self) -> bool {
         match self {
-            Self::ProxyGroup(_) => false,
+            Self::ProxyGroup(_) | Self::Connector(_) => false,
             Self::Service(..) | Self::Ingress(..) => true,
         }
+    }
+
+    /// Whether failover probes its Pods, as others take over the traffic of a lost one. Peers choose the device of a Connector themselves.
+    pub fn has_failover(&self) -> bool {
+        !matches!(self, Self::Connector(_))
     }
 
     /// Workload of an object by its labels: those of the workload's own objects, of egress children, of certificates, of metrics.
@@ -138,12 +151,14 @@ impl WorkloadKey {
         group.map(Self::of_group)
     }
 
-    /// Workload of a Service or Ingress by the labels of one of its objects.
+    /// Workload of a Connector, Service or Ingress by the labels of one of its objects.
     pub fn of_object_labels<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
+        let connector = |name: &str| label(name).map(|name| Self::Connector(name.to_owned()));
         let of = |source, namespace: &str, name: &str| Some(Self::of_object(source, label(namespace)?, label(name)?));
         let by_type = match label(names::PARENT_TYPE) {
             Some(names::PARENT_SERVICE) => Some(PublishSource::Service),
             Some(names::PARENT_INGRESS) => Some(PublishSource::Ingress),
+            Some(names::PARENT_CONNECTOR) => return connector(names::PARENT),
             _ => None,
         };
         if let Some(source) = by_type {
@@ -152,6 +167,7 @@ impl WorkloadKey {
         }
         let scraped = match label(names::PROXY_TYPE) {
             Some(METRICS_OF_INGRESS) => Some(PublishSource::Ingress),
+            Some(names::PARENT_CONNECTOR) => return connector(names::PROXY_PARENT),
             Some(kind) if kind.ends_with(METRICS_OF_SERVICE) => Some(PublishSource::Service),
             _ => None,
         };
@@ -159,7 +175,8 @@ impl WorkloadKey {
             return of(source, names::PROXY_PARENT_NAMESPACE, names::PROXY_PARENT);
         }
         let service = of(PublishSource::Service, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT);
-        service.or_else(|| of(PublishSource::Ingress, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT_INGRESS))
+        let ingress = || of(PublishSource::Ingress, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT_INGRESS);
+        service.or_else(ingress).or_else(|| connector(names::CONFIG_PARENT_CONNECTOR))
     }
 
     pub fn of_object(source: PublishSource, namespace: &str, name: &str) -> Self {
@@ -181,7 +198,7 @@ impl From<&Publisher> for WorkloadKey {
 impl std::fmt::Display for WorkloadKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::ProxyGroup(name) => write!(f, "{} {name}", self.kind()),
+            Self::ProxyGroup(name) | Self::Connector(name) => write!(f, "{} {name}", self.kind()),
             Self::Service(namespace, name) | Self::Ingress(namespace, name) => write!(f, "{} {namespace}/{name}", self.kind()),
         }
     }
@@ -192,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_belong_to_services_by_labels() {
+    fn objects_belong_to_workloads_by_labels() {
         let key = |labels: &[(&'static str, &'static str)]| {
             let key = WorkloadKey::of_object_labels(|name| labels.iter().find(|(key, _)| *key == name).map(|(_, value)| *value));
             key.map(|key| key.to_string())
@@ -207,6 +224,13 @@ mod tests {
         assert_eq!(key(&config).as_deref(), Some("Ingress default/web"));
         let config = [(names::CONFIG_PARENT, "web"), (names::CONFIG_PARENT_NAMESPACE, "default")];
         assert_eq!(key(&config).as_deref(), Some("Service default/web"));
+        for labels in [
+            &[(names::PARENT_TYPE, "connector"), (names::PARENT, "exit"), (names::PARENT_NAMESPACE, "")][..],
+            &[("ts_proxy_type", "connector"), ("ts_proxy_parent_name", "exit")],
+            &[("tailyard.io/parent-connector", "exit")],
+        ] {
+            assert_eq!(key(labels).as_deref(), Some("Connector exit"), "{labels:?}");
+        }
         let metrics = [("ts_proxy_type", "egress_service"), ("ts_proxy_parent_name", "web"), ("ts_proxy_parent_namespace", "default")];
         assert_eq!(key(&metrics).as_deref(), Some("Service default/web"));
     }
@@ -217,6 +241,7 @@ mod tests {
             [PublishSource::Service, PublishSource::Ingress].map(|source| WorkloadKey::of_object(source, "default", "web").label());
         assert_eq!(objects, ["service/default/web", "ingress/default/web"]);
         assert_eq!(WorkloadKey::of_group("service").label(), "service");
+        assert_eq!(WorkloadKey::Connector("web".into()).label(), "connector/web");
     }
 
     #[test]
@@ -233,11 +258,15 @@ mod tests {
         assert_eq!((WorkloadKey::from(&publisher), publisher.to_string()), (WorkloadKey::of_group("kube"), "ProxyGroup kube".to_owned()));
     }
 
-    /// Short form of a key in tests: a group's name, `namespace/name` of a Service, `ingress/namespace/name` of an Ingress.
+    /// Short form of a key in tests: a group's name, `Connector` and its name, `namespace/name` of a Service, `ingress/namespace/name` of an
+    /// Ingress.
     impl From<&str> for WorkloadKey {
         fn from(text: &str) -> Self {
             if let Some(group) = text.strip_prefix("ProxyGroup ") {
                 return WorkloadKey::of_group(group);
+            }
+            if let Some(connector) = text.strip_prefix("Connector ") {
+                return WorkloadKey::Connector(connector.to_owned());
             }
             match text.split('/').collect::<Vec<_>>()[..] {
                 [namespace, name] => WorkloadKey::of_object(PublishSource::Service, namespace, name),

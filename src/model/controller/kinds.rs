@@ -3,6 +3,9 @@
 //! The unit of work is the workload, whether or not its object exists. So the config of a group has one writer, and a thousand changed
 //! Services cost one write of it. Level-triggered and stateless: a pass stores its records on objects. Performs no I/O.
 
+pub mod connector;
+pub mod group_policy;
+pub mod nameserver;
 pub mod proxyclass;
 pub mod proxygroup;
 pub mod standalone;
@@ -38,6 +41,7 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     memory.assign(observed.key.group_name(), &observed.assignment);
     let part = match (observed.group.as_deref(), spec.as_ref()) {
         _ if observed.key.is_standalone() => standalone::plan(&pass),
+        _ if matches!(observed.key, WorkloadKey::Connector(_)) => connector::plan(&pass),
         (None, _) => provision::orphans(&pass, memory),
         (Some(group), Some(spec)) if observed.settings.types.contains(&group.spec.type_) => {
             if observed.ends_since().is_some() {
@@ -55,17 +59,20 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExcludingSetting {
     GroupTypes,
+    Connectors,
     Standalone,
     WatchedNamespaces,
 }
 
 impl ExcludingSetting {
     /// The setting that excludes a workload. `group`: that of its key, if it exists.
-    pub fn find(key: &WorkloadKey, group: Option<&ProxyGroup>, types: &[ProxyGroupType], standalone: &StandaloneScope) -> Option<Self> {
-        match standalone {
+    pub fn find(key: &WorkloadKey, group: Option<&ProxyGroup>, types: &[ProxyGroupType], rules: &AssignmentRules) -> Option<Self> {
+        match &rules.standalone {
+            _ if matches!(key, WorkloadKey::Connector(_)) => (!rules.connectors).then_some(Self::Connectors),
             _ if !key.is_standalone() => group.is_some_and(|group| !types.contains(&group.spec.type_)).then_some(Self::GroupTypes),
+            _ if rules.serves(key) => None,
             StandaloneScope::Nowhere => Some(Self::Standalone),
-            _ => (!standalone.has(key.namespace())).then_some(Self::WatchedNamespaces),
+            _ => Some(Self::WatchedNamespaces),
         }
     }
 
@@ -73,6 +80,7 @@ impl ExcludingSetting {
     pub fn text(self) -> &'static str {
         match self {
             Self::GroupTypes => "its type is not in proxyGroupTypes",
+            Self::Connectors => "connectors.enabled is false",
             Self::Standalone => "standalone.enabled is false",
             Self::WatchedNamespaces => "its namespace is not in watchNamespaces",
         }
@@ -84,15 +92,15 @@ impl ExcludingSetting {
 pub fn is_released(observed: &Observed) -> bool {
     let owner = owner(observed);
     let pass = Pass { observed, spec: None, owner: &owner };
-    let (types, standalone) = (&observed.settings.types, &observed.assignment.standalone);
-    let excluded_by = ExcludingSetting::find(&observed.key, observed.group.as_deref(), types, standalone);
+    let (types, rules) = (&observed.settings.types, &observed.assignment);
+    let excluded_by = ExcludingSetting::find(&observed.key, observed.group.as_deref(), types, rules);
     if excluded_by.is_some() && !is_written_last(&pass) {
         return true;
     }
-    let group = observed.group.as_ref().map(|group| &group.metadata);
+    let own = observed.metadata().filter(|_| !observed.key.is_standalone());
     let services = observed.services.values().map(|service| &service.metadata);
     let ingresses = observed.publish.ingresses.values().map(|ingress| &ingress.metadata);
-    let mut users = group.into_iter().chain(services).chain(ingresses);
+    let mut users = own.into_iter().chain(services).chain(ingresses);
     let has_pod = observed.replicas.values().any(|replica| replica.pod.is_some()) || observed.waiting.is_some();
     let has_object = observed.owned.iter().any(|(object, existing)| pass.is_own(object, existing));
     let is_own = |name: &String| finalizers::is_releasable(name, &observed.settings.types);
@@ -110,9 +118,10 @@ fn is_written_last(pass: &Pass<'_>) -> bool {
 
 /// The workload that the observed object requests; `None` without an object.
 pub fn spec(observed: &Observed) -> Option<WorkloadSpec<'_>> {
-    match observed.parent() {
-        Some(parent) => Some(standalone::request::spec(observed, parent)),
-        None => proxygroup::spec(observed.group.as_deref()?),
+    match (observed.parent(), observed.connector.as_deref()) {
+        (Some(parent), _) => Some(standalone::request::spec(observed, parent)),
+        (None, Some(connector)) => Some(connector::spec(connector)),
+        (None, None) => proxygroup::spec(observed.group.as_deref()?),
     }
 }
 
@@ -123,13 +132,14 @@ pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<Workload
     let recorded = services::recorded(service);
     let mut groups: BTreeSet<_> = assignment.group().into_iter().chain(recorded).map(WorkloadKey::of_group).collect();
     let (namespace, name) = (service.metadata.namespace.as_deref().unwrap_or_default(), service.metadata.name.as_deref());
-    let is_standalone = rules.is_standalone(service) || (rules.standalone.has(namespace) && is_recorded(service));
+    let key = || WorkloadKey::of_object(PublishSource::Service, namespace, name.unwrap_or_default());
+    let is_standalone = rules.is_standalone(service) || rules.is_device_request(service) || (is_recorded(service) && rules.serves(&key()));
     // The key of its own proxy reports a fault.
     if groups.is_empty() && (claims::recorded(service) || (assignment.is_faulty() && !is_standalone)) {
         groups.insert(WorkloadKey::of_group(""));
     }
     if is_standalone {
-        groups.insert(WorkloadKey::of_object(PublishSource::Service, namespace, name.unwrap_or_default()));
+        groups.insert(key());
     }
     groups
 }

@@ -7,5 +7,6 @@ pub mod budget;
 pub mod cluster_networks;
 pub mod fault_list;
 pub mod ineffective;
+pub mod operator_device;
 pub mod requests;
 pub mod tenancy;

@@ -17,8 +17,8 @@ mod control;
 mod facts;
 mod network;
 pub mod node;
-mod objects;
-mod operators;
+pub(super) mod objects;
+pub(super) mod operators;
 mod pods;
 mod rejects;
 pub mod rights;
@@ -26,6 +26,8 @@ mod tailnet;
 
 /// Check of the API server's version, which needs no permission.
 pub const API_SERVER: &str = "api-server";
+/// Documentation page of the checks.
+pub const PAGE: &str = "doctor.md";
 /// Maximum number of objects in a result.
 const MAX_LISTED: usize = 10;
 
@@ -92,10 +94,14 @@ impl Check {
         };
         Self { unread: true, ..check }
     }
+
+    pub fn is_unread(&self) -> bool {
+        self.unread
+    }
 }
 
 /// Location of a documentation page of this version.
-fn page(name: &str) -> String {
+pub(super) fn page(name: &str) -> String {
     located(env!("CARGO_PKG_REPOSITORY"), name)
 }
 
@@ -115,8 +121,8 @@ pub fn exit_code(checks: &[Check]) -> u8 {
     }
 }
 
-/// The checks as a table, in order, followed by the remedies.
-pub fn text(checks: &[Check]) -> String {
+/// The checks as a table, in order, followed by the remedies; `page_name` documents them.
+pub fn text(checks: &[Check], page_name: &str) -> String {
     let row = |check: &Check| vec![check.finding.name().to_owned(), check.name.to_owned(), check.what.clone()];
     let text = table(&["", "CHECK", "FOUND"], &checks.iter().map(row).collect::<Vec<_>>());
     let mut fixes = Vec::new();
@@ -126,11 +132,11 @@ pub fn text(checks: &[Check]) -> String {
             fixes.push(fix);
         }
     }
-    if fixes.is_empty() { text } else { format!("{text}\nWhat to do (more in {}):\n{}", page("doctor.md"), fixes.concat()) }
+    if fixes.is_empty() { text } else { format!("{text}\nWhat to do (more in {}):\n{}", page(page_name), fixes.concat()) }
 }
 
 /// At most [`MAX_LISTED`] of these, and the number of the others.
-fn listed(mut all: Vec<String>, separator: &str) -> String {
+pub(super) fn listed(mut all: Vec<String>, separator: &str) -> String {
     let more = all.len().saturating_sub(MAX_LISTED);
     all.truncate(MAX_LISTED);
     let text = all.join(separator);
@@ -143,7 +149,7 @@ fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
 }
 
 /// Namespace and name.
-fn named(object: &Value) -> String {
+pub(super) fn named(object: &Value) -> String {
     let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
     match text("namespace") {
         "" => text("name").to_owned(),
@@ -174,7 +180,7 @@ pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
 }
 
 /// Settings of a reconciler's Deployment; the defaults without one.
-fn settings(deployment: Option<&Value>) -> Settings {
+pub(super) fn settings(deployment: Option<&Value>) -> Settings {
     let env = deployment.and_then(|deployment| deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array());
     let set = |variable: &Value| Some((variable["name"].as_str()?.to_owned(), variable["value"].as_str()?.to_owned()));
     Settings::of_environment(&env.into_iter().flatten().filter_map(set).collect())
@@ -182,7 +188,7 @@ fn settings(deployment: Option<&Value>) -> Settings {
 
 /// Whether a Deployment is the Tailscale operator, by its image or its variable: the chart sets the Deployment's name, a registry mirror may
 /// change that of the image.
-fn is_operator(deployment: &Value) -> bool {
+pub(super) fn is_operator(deployment: &Value) -> bool {
     let containers = deployment["spec"]["template"]["spec"]["containers"].as_array();
     let mut images = containers.into_iter().flatten().filter_map(|container| container["image"].as_str());
     let has_image = images.any(|image| image_path(image).rsplit('/').next() == Some("k8s-operator"));

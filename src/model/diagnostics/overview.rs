@@ -1,4 +1,4 @@
-//! Status overview for users: groups, replicas and Services, from API objects and the replicas' own status.
+//! Status overview for users: groups, replicas, Services and Connectors, from API objects and the replicas' own status.
 //!
 //! Unreadable data is a [`Gap`] and leaves the rest unchanged: an unanswered query is never shown as a result. Pure, and consistent with
 //! the reconciler: [`crate::model::controller::kinds`] decides whether a replica has a Service.
@@ -14,6 +14,7 @@ use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::workload::readiness::is_ready;
 use published::PublishedRecords;
 
+mod connectors;
 mod ingress_faults;
 mod live;
 mod published;
@@ -24,6 +25,7 @@ mod snapshot;
 mod standalone;
 mod text;
 
+pub use connectors::ConnectorOverview;
 pub use ingress_faults::{IngressFault, ingress_faults};
 pub use live::changes;
 pub use published::PublishedOverview;
@@ -46,11 +48,13 @@ pub struct Overview {
     pub published: Vec<PublishedOverview>,
     /// Proxies of Services and Ingresses without group, by kind, namespace and name; none if one group is selected.
     pub standalone: Vec<StandaloneOverview>,
+    /// Connectors by name.
+    pub connectors: Vec<ConnectorOverview>,
     /// Faults of Ingresses, by namespace and name.
     pub ingress_faults: Vec<IngressFault>,
     /// Unreadable parts.
     pub gaps: Vec<Unread>,
-    /// Whether it is that of one Service or Ingress.
+    /// Whether it is that of one Service, Ingress or Connector.
     #[serde(skip)]
     pub is_of_object: bool,
 }
@@ -95,6 +99,19 @@ impl UnhealthyCondition {
         let unwell = conditions.iter().filter(|condition| condition.status != TRUE).cloned();
         unwell.map(|Condition { type_, status, reason, message, .. }| Self { type_, status, reason, message }).collect()
     }
+
+    /// Those of an object, or that no reconciler has written the condition `kind`.
+    fn or_unseen(conditions: &[Condition], kind: &str, object: &str) -> Vec<Self> {
+        if !conditions.is_empty() {
+            return Self::of(conditions);
+        }
+        vec![Self {
+            type_: kind.to_owned(),
+            status: crate::api::condition::UNKNOWN.to_owned(),
+            reason: "NoReconciler".to_owned(),
+            message: format!("No reconciler has looked at the {object} yet: see tailyard doctor."),
+        }]
+    }
 }
 
 impl Overview {
@@ -107,6 +124,7 @@ impl Overview {
             services: services::services(view, &configs),
             published: published::published(view, &records),
             standalone: standalone::standalone(view),
+            connectors: connectors::connectors(view),
             ingress_faults: ingress_faults(view),
             gaps: gaps.collect(),
             ..Self::default()
@@ -129,15 +147,6 @@ fn group(view: &ClusterView, group: &ProxyGroup) -> Group {
     let desired = group.spec.desired_replicas();
     let ready = |ordinal: &u32| view.pods.get(&names::replica(name(group), *ordinal)).is_some_and(is_ready);
     let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let mut unwell = UnhealthyCondition::of(conditions);
-    if conditions.is_empty() {
-        unwell.push(UnhealthyCondition {
-            type_: crate::api::condition::PROXY_GROUP_READY.to_owned(),
-            status: crate::api::condition::UNKNOWN.to_owned(),
-            reason: "NoReconciler".to_owned(),
-            message: "No reconciler has looked at the group yet: see tailyard doctor.".to_owned(),
-        });
-    }
     Group {
         name: name(group).to_owned(),
         type_: match &group.spec.type_ {
@@ -148,7 +157,7 @@ fn group(view: &ClusterView, group: &ProxyGroup) -> Group {
         },
         ready: (!view.gaps.contains_key(&StatusPart::Pods)).then(|| (0..desired).filter(ready).count()),
         desired,
-        conditions: unwell,
+        conditions: UnhealthyCondition::or_unseen(conditions, crate::api::condition::PROXY_GROUP_READY, "group"),
     }
 }
 

@@ -67,7 +67,7 @@ impl ReplicaPod {
         Some(Self {
             uid: metadata.uid.clone()?,
             name: metadata.name.clone()?,
-            workload: workload_of(metadata.labels.as_ref()?)?,
+            workload: workload_of(metadata.labels.as_ref()?).filter(WorkloadKey::has_failover)?,
             node: spec.node_name.clone().filter(|node| !node.is_empty())?,
             target: SocketAddr::new(ip, pod_health_port(spec)?),
             readiness,

@@ -30,9 +30,10 @@ pub struct Jump {
 }
 
 impl Jump {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self { table: Table::Raw, from: "OUTPUT", to: Chain::Output },
         Self { table: Table::Mangle, from: "FORWARD", to: Chain::Forward },
+        Self { table: Table::Mangle, from: "OUTPUT", to: Chain::Replies },
         Self { table: Table::Nat, from: "PREROUTING", to: Chain::Prerouting },
         Self { table: Table::Nat, from: "POSTROUTING", to: Chain::Postrouting },
         Self { table: Table::Filter, from: "INPUT", to: Chain::Filter },
@@ -86,6 +87,7 @@ pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -
     touched.extend((!delta.source.is_empty()).then_some(Chain::Postrouting));
     touched.extend([Chain::Cluster, Chain::Forward].into_iter().filter(|_| !delta.from_cluster.is_empty()));
     touched.extend((!delta.from_tailnet.is_empty()).then_some(Chain::Tailnet));
+    touched.extend([Chain::Tailnet, Chain::Filter, Chain::Replies].into_iter().filter(|_| !delta.listeners.is_empty()));
     let mut text = Text::new(usize::MAX);
     for chain in touched {
         let (table, name) = (chain.table(), chain.to_string());

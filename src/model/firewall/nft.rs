@@ -95,6 +95,7 @@ fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) ->
     }
     translating(&mut text, &ruleset.interface);
     forwarding(&mut text, &ruleset.interface);
+    listening(&mut text, &ruleset.interface);
     text.push_str("}\n");
     text
 }
@@ -148,6 +149,8 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 	}}
 
 	chain from-tailnet {{
+		meta l4proto tcp dnat ip to ip daddr . tcp dport map @listener4
+		meta l4proto tcp dnat ip6 to ip6 daddr . tcp dport map @listener6
 {tailnet}	}}
 
 	chain postrouting {{
@@ -221,6 +224,29 @@ fn forwarding(text: &mut String, interface: &InterfaceName) {
     );
 }
 
+/// Static rules for the listeners of virtual hosts: only translated packets from the tunnel reach them, and replies leave by it alone. A
+/// neighbour could send packets of an established connection, which are translated, too. While tailscaled and its routes are away, replies
+/// over IPv6 would leave in the cluster, unencrypted.
+fn listening(text: &mut String, interface: &InterfaceName) {
+    let _ = writeln!(
+        text,
+        r#"
+	chain input {{
+		type filter hook input priority -150; policy accept;
+		tcp dport @listening ct status & dnat != dnat reject with tcp reset
+		tcp dport @listening iifname != "{interface}" drop
+	}}
+
+	chain replies {{
+		type filter hook output priority -150; policy accept;
+		meta l4proto != tcp return
+		oifname "{interface}" return
+		meta l4proto tcp ct direction reply ct original ip daddr . ct original proto-dst @listener4 drop
+		meta l4proto tcp ct direction reply ct original ip6 daddr . ct original proto-dst @listener6 drop
+	}}"#
+    );
+}
+
 /// Rules that forward or reject all traffic to the addresses of these maps.
 fn whole_address(maps: &str) -> String {
     let mut text = String::new();
@@ -244,6 +270,7 @@ impl std::fmt::Display for Element {
             ElementKey::Number(port) => write!(f, "{port}"),
             ElementKey::Port(key) => write!(f, "{} . {}", key.proto, key.port),
             ElementKey::PortSlot(key, slot) => write!(f, "{} . {} . {slot}", key.proto, key.port),
+            ElementKey::Socket(at) => write!(f, "{} . {}", at.ip(), at.port()),
             ElementKey::Host(ip) => write!(f, "{ip}"),
             ElementKey::HostSlot(ip, slot) => write!(f, "{ip} . {slot}"),
         }?;

@@ -40,6 +40,10 @@ pub struct Ruleset {
     pub ports: OrdMap<PortKey, SortedSet<SocketAddr>>,
     /// Targets of packets from the tailnet to an address, any protocol and port, same family. Without target they are rejected.
     pub from_tailnet: OrdMap<IpAddr, SortedSet<IpAddr>>,
+    /// Listener of this Pod for TCP connections from the tailnet to an address and port; precedes `from_tailnet`. Other packets to the
+    /// listener are rejected.
+    #[serde(skip_serializing_if = "OrdMap::is_empty")]
+    pub listeners: OrdMap<SocketAddr, SocketAddr>,
     /// Targets of packets from the cluster to an address of the Pod, any protocol and port except reserved ones, same family. Without
     /// target they are rejected.
     pub from_cluster: OrdMap<IpAddr, SortedSet<IpAddr>>,
@@ -58,6 +62,7 @@ impl Ruleset {
             source: OrdMap::new(),
             ports: OrdMap::new(),
             from_tailnet: OrdMap::new(),
+            listeners: OrdMap::new(),
             from_cluster: OrdMap::new(),
             siblings: OrdMap::new(),
             reserved: BTreeSet::new(),
@@ -124,6 +129,9 @@ pub struct Delta {
     pub ports: BTreeMap<PortKey, Edit<SortedSet<SocketAddr>>>,
     /// Changes of addresses served to the tailnet.
     pub from_tailnet: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
+    /// Changes of listeners.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub listeners: BTreeMap<SocketAddr, Edit<SocketAddr>>,
     /// Changes of addresses served to the cluster.
     pub from_cluster: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
     /// Changes of sibling replicas.
@@ -139,7 +147,8 @@ impl Delta {
 
     /// Number of changed keys.
     pub fn keys(&self) -> usize {
-        self.source.len() + self.ports.len() + self.from_tailnet.len() + self.from_cluster.len() + self.siblings.len()
+        let maps = [self.source.len(), self.ports.len(), self.from_tailnet.len(), self.listeners.len(), self.from_cluster.len()];
+        maps.iter().sum::<usize>() + self.siblings.len()
     }
 
     /// The ruleset that `before` becomes, the static part excepted: the inverse of [`diff`].
@@ -149,6 +158,7 @@ impl Delta {
         edit_map(&mut after.source, &self.source);
         edit_map(&mut after.ports, &self.ports);
         edit_map(&mut after.from_tailnet, &self.from_tailnet);
+        edit_map(&mut after.listeners, &self.listeners);
         edit_map(&mut after.from_cluster, &self.from_cluster);
         edit_map(&mut after.siblings, &self.siblings);
         after
@@ -171,6 +181,7 @@ pub fn diff(before: &Ruleset, after: &Ruleset) -> Delta {
         source: diff_map(&before.source, &after.source),
         ports: diff_map(&before.ports, &after.ports),
         from_tailnet: diff_map(&before.from_tailnet, &after.from_tailnet),
+        listeners: diff_map(&before.listeners, &after.listeners),
         from_cluster: diff_map(&before.from_cluster, &after.from_cluster),
         siblings: diff_map(&before.siblings, &after.siblings),
     }

@@ -148,7 +148,9 @@ impl<'a> FlowChanges<'a> {
         // In the order of the rules' map lookups. Affected keys first: they are few, and each is or was in the rules.
         let (address, target) = (flow.original.destination.ip(), flow.target());
         if let Some(targets) = self.from_tailnet.get(&address) {
-            return status(*targets, &target.ip());
+            // A listener of this Pod ends its connections itself.
+            let is_listener = self.after.source.values().any(|own| *own == target.ip());
+            return if is_listener { FlowStatus::Same } else { status(*targets, &target.ip()) };
         }
         let key = flow.key();
         let by_port = key.and_then(|key| self.ports.get(&key)).map(|remaining| status(*remaining, &target));

@@ -60,6 +60,19 @@ pub const CLOSING_PERIOD: Duration = Duration::from_millis(1500);
 /// recent responses may be in flight. Shorter than the second after which a client retries.
 pub const IDLE_PERIOD: Duration = Duration::from_millis(500);
 
+/// Time for the control plane to confirm that services are withdrawn.
+const WITHDRAWAL_PERIOD: Duration = Duration::from_secs(3);
+
+/// Time for long-running requests if the time until the kill is unknown: the shutdown of a node and an eviction delete no Pod before.
+const UNKNOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// Maximum time for long-running requests before new connections are rejected, of the time for flows. The replica serves all clients
+/// meanwhile.
+pub fn long_running_limit(flows: Duration, deletion: Option<Deletion>) -> Duration {
+    let limit = flows.saturating_sub(CLOSING_PERIOD + WITHDRAWAL_PERIOD);
+    if deletion.is_some() { limit } else { limit.min(UNKNOWN_GRACE) }
+}
+
 /// Time that the kubelet leaves between SIGTERM and the kill in any case, also if a Pod is deleted by force.
 const MIN_GRACE: Duration = Duration::from_secs(2);
 
@@ -125,6 +138,12 @@ impl Budget {
         let resets = Self::RESET_PERIOD.min((total / 3).saturating_sub(daemon));
         let spare = Duration::from_secs(1).min(total / 6);
         Self { flows: total.saturating_sub(resets + daemon + spare), resets, daemon }
+    }
+
+    /// The rest, after this time of flows.
+    #[must_use]
+    pub fn after(self, elapsed: Duration) -> Self {
+        Self { flows: self.flows.saturating_sub(elapsed), ..self }
     }
 }
 
@@ -303,6 +322,15 @@ mod tests {
         let forced = Some(Deletion { grace: MIN_GRACE, began: None });
         assert_eq!([None, forced].map(|deletion| after(8, deletion, hook)), [13, 2], "the hook may have taken its limit");
         assert_eq!(available(seconds(1), forced, hook, began), seconds(1));
+    }
+
+    #[test]
+    fn long_running_requests_leave_time_for_the_withdrawal_and_have_little_if_the_grace_period_is_unknown() {
+        let deletion = Some(Deletion { grace: seconds(60), began: None });
+        let table = [(seconds(45), deletion, 40.5), (seconds(4), deletion, 0.0), (seconds(45), None, 5.0), (seconds(6), None, 1.5)];
+        for (flows, deletion, limit) in table {
+            assert_eq!(long_running_limit(flows, deletion), Duration::from_secs_f64(limit), "{flows:?} {deletion:?}");
+        }
     }
 
     #[test]

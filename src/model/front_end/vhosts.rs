@@ -5,7 +5,8 @@
 //! not select endpoints.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::api::routes::{ApiServerSite, Backend, Host, Listener};
@@ -36,6 +37,8 @@ pub struct Vhost {
     pub api_server: Option<Arc<ApiServerSite>>,
     /// Whether it is reachable from the internet (Funnel).
     pub funnel: bool,
+    /// Addresses of its Tailscale Service, if known before it is advertised.
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -197,7 +200,7 @@ fn is_label(text: &str) -> bool {
 }
 
 /// Normalized host name: lower case, without port and trailing dot.
-fn bare(named: &str) -> String {
+pub fn bare(named: &str) -> String {
     let name = match named.rsplit_once(':') {
         Some((name, port)) if !name.contains(':') && port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => named,

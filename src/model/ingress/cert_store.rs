@@ -16,8 +16,11 @@ use crate::api::routes::Host;
 use crate::model::ingress::cert_orders::{Certificate, NameRecord, OrderFailure, Validity, renew_at, usable};
 use crate::model::ingress::certificate::{CertificateError, Leaf, Pair};
 
+mod backup;
 mod notice;
 
+use backup::CertBackup;
+pub use backup::CopiedCertificate;
 pub use notice::{CertNotice, FailedOrder, VersionedSecret};
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -72,8 +75,8 @@ pub struct CertStore {
     names: BTreeMap<String, NamedCertificate>,
     orders: BTreeMap<&'static str, u64>,
     restored: u64,
-    /// Certificates served by an earlier container of this Pod, by name.
-    backup: BTreeMap<String, Issued>,
+    /// Certificates of an earlier container of this Pod, and of names that were wanted recently.
+    backup: CertBackup,
     notices: Vec<CertNotice>,
 }
 
@@ -91,16 +94,19 @@ struct NamedCertificate {
 impl CertStore {
     /// Starts with the certificates of an earlier container of this Pod. They are served until the Secrets are read; they are not reported
     /// as their content.
-    pub fn with_backup(copy: BTreeMap<String, Pair>) -> Self {
+    pub fn with_backup(copy: BTreeMap<String, CopiedCertificate>) -> Self {
         let mut store = Self::default();
         store.add_backup(copy);
         store
     }
 
     /// Adds certificates that this Pod has besides the Secrets.
-    pub fn add_backup(&mut self, copy: BTreeMap<String, Pair>) {
-        let usable = |(name, pair): (String, Pair)| Some((name.clone(), Issued::new(&name, pair, Bytes::new()).ok()?));
-        self.backup.extend(copy.into_iter().filter_map(usable));
+    pub fn add_backup(&mut self, copy: BTreeMap<String, CopiedCertificate>) {
+        for (name, CopiedCertificate { pair, secret }) in copy {
+            if let Ok(issued) = Issued::new(&name, pair, Bytes::new()) {
+                self.backup.add(name, secret, issued);
+            }
+        }
     }
 
     pub fn has_backup(&self) -> bool {
@@ -117,22 +123,30 @@ impl CertStore {
         self.names.values().any(|entry| entry.good.is_some() && entry.loaded.is_none())
     }
 
-    /// Sets the desired hosts and drops the state of all others. Returns the Secrets to watch.
+    /// Sets the desired hosts and drops the state of all others, but for their certificates. Returns the Secrets to watch.
     pub fn want(&mut self, wanted: Arc<BTreeMap<String, Host>>, permitted: BTreeSet<String>, now: Timestamp) -> BTreeSet<String> {
         let secrets: BTreeSet<_> = wanted.iter().map(|(name, host)| secret_of(name, host).to_owned()).collect();
         let moved = |name: &String| {
             let of = |hosts: &BTreeMap<String, Host>| hosts.get(name).map(|host| secret_of(name, host).to_owned());
             of(&wanted) != of(&self.wanted)
         };
-        self.names.retain(|name, _| !moved(name));
+        for (name, entry) in self.names.extract_if(.., |name, _| moved(name)) {
+            // A name that is wanted with another Secret gets that one's certificate.
+            let former = self.wanted.get(&name).filter(|_| !wanted.contains_key(&name));
+            if let Some((good, host)) = entry.good.zip(former) {
+                let secret = secret_of(&name, host).to_owned();
+                self.backup.add(name, secret, good);
+            }
+        }
         self.secrets.retain(|secret, _| secrets.contains(secret));
         self.absent.retain(|secret| secrets.contains(secret));
         self.lost.retain(|secret, _| secrets.contains(secret));
-        for name in wanted.keys() {
-            if let Some(good) = self.backup.remove(name) {
+        for (name, host) in wanted.iter() {
+            if let Some(good) = self.backup.take(name, secret_of(name, host)) {
                 self.names.entry(name.clone()).or_default().good.get_or_insert(good);
             }
         }
+        self.backup.limit(now);
         (self.wanted, self.permitted) = (wanted, permitted);
         for secret in &secrets {
             self.read(secret, now);
@@ -306,10 +320,19 @@ impl CertStore {
         good.filter(|(_, good)| usable(&good.leaf.certificate, now)).map(|(name, good)| (name.clone(), good.pair.clone())).collect()
     }
 
-    /// Time until the next certificate becomes valid or expires.
+    /// Certificates for the next container of this Pod: the valid ones, and those of names that were wanted recently.
+    pub fn copy(&self, now: Timestamp) -> BTreeMap<String, CopiedCertificate> {
+        let served = self.pairs(now).into_iter().map(|(name, pair)| {
+            let secret = self.secret(&name);
+            (name, CopiedCertificate { pair, secret })
+        });
+        self.backup.copy(now).chain(served).collect()
+    }
+
+    /// Time until the next certificate becomes valid, expires or is dropped.
     pub fn next_end(&self, now: Timestamp) -> Option<Duration> {
         let good = self.names.values().filter_map(|entry| entry.good.as_ref());
-        let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]);
+        let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]).chain(self.backup.ends());
         times.filter(|time| *time > now).min().and_then(|time| Duration::try_from(time.duration_since(now)).ok())
     }
 

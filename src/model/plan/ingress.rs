@@ -1,17 +1,17 @@
 //! L3 ingress services of a group, and single-proxy modes in both directions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::{Planned, Reason, egress};
+use super::{Planned, Reason, egress, source};
 use crate::api::ingress::{IngressService, Mapping};
 use crate::model::base::net::Family;
 use crate::model::base::small_set::SortedSet;
 use crate::model::config::IngressConfig;
-use crate::model::plan::world::{Single, World};
+use crate::model::plan::world::{ServiceListeners, Single, World};
 
 type Hosts = BTreeMap<IpAddr, SortedSet<IpAddr>>;
 
@@ -20,6 +20,7 @@ type Hosts = BTreeMap<IpAddr, SortedSet<IpAddr>>;
 struct ServedByAddress {
     ingress: OrdMap<Arc<str>, Hosts>,
     from_tailnet: OrdMap<IpAddr, SortedSet<IpAddr>>,
+    listeners: OrdMap<SocketAddr, SocketAddr>,
     pod: OrdMap<IpAddr, SortedSet<IpAddr>>,
     rejected: BTreeMap<Arc<str>, Vec<Reason>>,
     owners: BTreeMap<IpAddr, Arc<str>>,
@@ -28,19 +29,24 @@ struct ServedByAddress {
 /// Updates these parts of a plan from `before` to `next.world`.
 pub(super) fn update(next: &mut Planned, before: &World) {
     let world = &next.world;
-    let same_config = Arc::ptr_eq(&before.ingress, &world.ingress) && before.single == world.single && before.pod_ips == world.pod_ips;
+    let same_config = Arc::ptr_eq(&before.ingress, &world.ingress)
+        && before.listeners == world.listeners
+        && before.single == world.single
+        && before.pod_ips == world.pod_ips;
     let single_inputs =
         (world.single == Single::None && !world.via_ingress) || (before.netmap == world.netmap && before.names == world.names);
     let same_answers = before.names == world.names && before.node_addresses().eq(world.node_addresses());
-    let same_names = same_answers || names(&world.ingress).next().is_none();
-    let same_services = world.ingress.services.is_empty() || before.tailscale_services() == world.tailscale_services();
+    let same_names = same_answers || (names(&world.ingress).next().is_none() && world.listeners.is_empty());
+    let same_services =
+        (world.ingress.services.is_empty() && world.listeners.is_empty()) || before.tailscale_services() == world.tailscale_services();
     if same_config && single_inputs && same_names && same_services {
         return;
     }
-    let was: Vec<_> =
-        before.ingress.services.keys().chain(before.ingress.malformed.keys()).cloned().chain(single_name(&before.single)).collect();
+    let configured = before.ingress.services.keys().chain(before.ingress.malformed.keys()).chain(before.listeners.keys());
+    let was: Vec<_> = configured.cloned().chain(single_name(&before.single)).collect();
     let mut served = ServedByAddress::default();
     serve_group(&mut served, world);
+    serve_vhosts(&mut served, world);
     serve_single(&mut served, world);
     if world.via_ingress {
         serve_pod(&mut served, world);
@@ -52,6 +58,7 @@ pub(super) fn update(next: &mut Planned, before: &World) {
         next.plan.rejected.insert(name, reasons);
     }
     next.ruleset.from_tailnet = served.from_tailnet;
+    next.ruleset.listeners = served.listeners;
     next.ruleset.from_cluster = served.pod.clone();
     (next.plan.ingress, next.plan.pod) = (served.ingress, served.pod);
 }
@@ -78,6 +85,22 @@ fn serve_mappings(served: &mut ServedByAddress, name: &Arc<str>, service: &Ingre
             Ok(Some((from, to))) => served.serve(name, from, [to].into()),
             Ok(None) => {}
             Err(reason) => served.reject(name, reason),
+        }
+    }
+}
+
+/// Serves the ports of virtual hosts by their listeners at this node's own address. tailscaled passes all packets of Tailscale Services on,
+/// so their other ports and addresses are refused.
+fn serve_vhosts(served: &mut ServedByAddress, world: &World) {
+    let (own, granted) = (source(world), world.tailscale_services());
+    for (name, ServiceListeners { addresses, ports }) in &*world.listeners {
+        let others = granted.and_then(|services| services.get(&**name)).into_iter().flatten();
+        for address in addresses.iter().chain(others.filter(|ip| !addresses.contains(*ip))) {
+            let is_served = served.claim(name, *address, SortedSet::default()) && addresses.contains(address);
+            if let Some(own) = own.get(&Family::of(*address)).filter(|_| is_served) {
+                let listener = |(port, to): (&u16, &u16)| (SocketAddr::new(*address, *port), SocketAddr::new(*own, *to));
+                served.listeners.extend(ports.iter().map(listener));
+            }
         }
     }
 }
@@ -191,13 +214,21 @@ impl ServedByAddress {
     }
 
     fn serve(&mut self, name: &Arc<str>, from: IpAddr, to: SortedSet<IpAddr>) {
+        if self.claim(name, from, to.clone()) {
+            self.ingress.entry(Arc::clone(name)).or_default().insert(from, to);
+        }
+    }
+
+    /// Sets the targets of an address, unless another service owns it; returns whether it does not.
+    fn claim(&mut self, name: &Arc<str>, from: IpAddr, to: SortedSet<IpAddr>) -> bool {
         if let Some(owner) = self.owners.get(&from).filter(|owner| *owner != name) {
             let owner = Arc::clone(owner);
-            return self.reject(name, Reason::AddressTaken { address: from, owner });
+            self.reject(name, Reason::AddressTaken { address: from, owner });
+            return false;
         }
         self.owners.insert(from, Arc::clone(name));
-        self.ingress.entry(Arc::clone(name)).or_default().insert(from, to.clone());
         self.from_tailnet.insert(from, to);
+        true
     }
 
     /// Refuses traffic to the addresses of a served Tailscale Service that have no mapping: those of a family that the Service in the

@@ -10,7 +10,7 @@ use crate::model::base::net::{Family, Proto};
 use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
 use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::targets::TargetPolicy;
-use crate::model::plan::world::Single;
+use crate::model::plan::world::{ServiceListeners, Single, VhostListeners};
 
 fn key(proto: Proto, port: u16) -> PortKey {
     PortKey { proto, port: Port::new(port).expect("not zero") }
@@ -236,6 +236,47 @@ fn address_of_a_tailscale_service_without_mapping_refuses() {
     assert!(unserved.ruleset.from_tailnet.is_empty(), "tailscaled serves an Ingress in both families");
 }
 
+fn listeners(addresses: &[&str], ports: &[(u16, u16)]) -> Arc<VhostListeners> {
+    let listeners = ServiceListeners { addresses: addresses.iter().map(|text| ip(text)).collect(), ports: ports.iter().copied().collect() };
+    Arc::new([("svc:web".into(), listeners)].into())
+}
+
+#[test]
+fn listeners_get_the_served_ports_and_the_rest_is_refused() {
+    let world = World { listeners: listeners(&["100.99.1.2", "fd7a::99"], &[(443, 40_001), (80, 40_002)]), ..world("") };
+    let planned = Planned::new(&world);
+    let at = |text: &str| text.parse::<std::net::SocketAddr>().expect("an address");
+    let expected = [
+        ("100.99.1.2:80", "100.64.0.1:40002"),
+        ("100.99.1.2:443", "100.64.0.1:40001"),
+        ("[fd7a::99]:80", "[fd7a::1]:40002"),
+        ("[fd7a::99]:443", "[fd7a::1]:40001"),
+    ];
+    assert_eq!(planned.ruleset.listeners, expected.map(|(from, to)| (at(from), at(to))).into_iter().collect());
+    let refused: Vec<_> = planned.ruleset.from_tailnet.iter().map(|(ip, to)| (ip.to_string(), to.len())).collect();
+    assert_eq!(refused, [("100.99.1.2".to_owned(), 0), ("fd7a::99".to_owned(), 0)]);
+    assert!(planned.plan.ingress.is_empty() && planned.plan.rejected.is_empty());
+
+    // A tailnet of one family, and an address that only the netmap names.
+    let mut netmap = netmap(&["100.64.0.7"], &[]);
+    let node = netmap.node.as_mut().expect("a node");
+    node.services.insert("svc:web".to_owned(), [ip("100.99.1.2"), ip("100.99.1.3"), ip("fd7a::99")].into());
+    let next = planned.next(&World { netmap: Some(Arc::new(netmap)), ..world.clone() });
+    assert_eq!(next.ruleset.listeners.values().map(ToString::to_string).collect::<Vec<_>>(), ["100.64.0.7:40002", "100.64.0.7:40001"]);
+    assert_eq!(next.ruleset.from_tailnet.len(), 3);
+    let closed = next.next(&World { listeners: Arc::default(), ..next.world.clone() });
+    assert!(closed.ruleset.listeners.is_empty() && closed.ruleset.from_tailnet.is_empty());
+}
+
+#[test]
+fn address_of_an_l3_service_has_no_listener() {
+    let text = br#"{"svc:db":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}}"#;
+    let ingress = Arc::new(IngressConfig::parse(text).expect("a config"));
+    let planned = Planned::new(&World { ingress, listeners: listeners(&["100.99.1.2"], &[(443, 40_001)]), ..world("") });
+    assert!(planned.ruleset.listeners.is_empty() && reasons(&planned, "svc:web") == ["DuplicateAddress"]);
+    assert_eq!(planned.ruleset.from_tailnet, OrdMap::unit(ip("100.99.1.2"), [ip("10.96.0.9")].into()));
+}
+
 #[test]
 fn external_name_uses_all_resolved_addresses() {
     let text = br#"{"svc:db":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":""},"IPv6Mapping":{"TailscaleServiceIP":"fd7a::99","ClusterIP":""},
@@ -347,8 +388,11 @@ fn any_world() -> impl Strategy<Value = World> {
         Single::DestIp { ip: ip("10.1.2.3"), other: None },
         Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name")),
     ]);
-    let parts = (any_egress(), proptest::option::weighted(0.8, netmap), single);
-    parts.prop_map(|(egress, netmap, single)| World { single, netmap, ..world(&egress) })
+    let translated = select(vec![&[][..], &[(443_u16, 40_001_u16)], &[(80, 40_002), (443, 40_001)]]);
+    let listeners = (select(vec![&[][..], &["100.99.0.1"], &["100.99.0.1", "fd7a::99"]]), translated)
+        .prop_map(|(addresses, ports)| if addresses.is_empty() { Arc::default() } else { listeners(addresses, ports) });
+    let parts = (any_egress(), proptest::option::weighted(0.8, netmap), single, listeners);
+    parts.prop_map(|(egress, netmap, single, listeners)| World { single, listeners, netmap, ..world(&egress) })
 }
 
 proptest! {

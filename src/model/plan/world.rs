@@ -70,6 +70,18 @@ impl Single {
     }
 }
 
+/// Listeners of virtual hosts for connections that end in the kernel, by Tailscale Service.
+pub type VhostListeners = BTreeMap<Arc<str>, ServiceListeners>;
+
+/// Listeners of one Tailscale Service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ServiceListeners {
+    /// Addresses of the Service.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Port of a listener of this Pod by port of the Service.
+    pub ports: BTreeMap<u16, u16>,
+}
+
 /// Inputs of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct World {
@@ -89,6 +101,8 @@ pub struct World {
     pub targets: TargetPolicy,
     pub egress: Arc<EgressConfig>,
     pub ingress: Arc<IngressConfig>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub listeners: Arc<VhostListeners>,
     /// Netmap; `None` before the first complete one.
     pub netmap: Option<Arc<NetMap>>,
     /// Last good answer of every requested DNS name.
@@ -109,6 +123,7 @@ impl World {
             targets: TargetPolicy::default(),
             egress: Arc::default(),
             ingress: Arc::default(),
+            listeners: Arc::default(),
             netmap,
             names: Arc::default(),
         }

@@ -24,6 +24,11 @@ impl Flags {
         Self { settings: table::reconciler().collect(), given: BTreeMap::new() }
     }
 
+    /// Settings of `tailyard nameserver`, without flags.
+    pub fn nameserver() -> Self {
+        Self { settings: table::nameserver().collect(), given: BTreeMap::new() }
+    }
+
     /// Settings of the command, in the order of `--help`.
     pub fn settings(&self) -> &[Setting] {
         &self.settings

@@ -12,5 +12,6 @@ pub(super) fn front_end(source: &mut SettingSource<'_>) -> FrontEndSettings {
         answer_timeout: source.duration("TAILYARD_ANSWER_TIMEOUT"),
         tunnel_timeout: source.duration("TAILYARD_TUNNEL_TIMEOUT"),
         max_connections: source.parsed("TAILYARD_MAX_CONNECTIONS", "a number above zero", number).unwrap_or_default(),
+        kernel_tcp: source.boolean("TAILYARD_KERNEL_TCP", false),
     }
 }

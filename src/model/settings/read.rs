@@ -12,6 +12,7 @@ use super::{
     ActiveLease, BY_ADDRESS, CertShare, ConfigInput, Faults, FirewallMode, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod,
     SettingFault, Settings, StateOut, TailnetMode, daemon,
 };
+use crate::api::names;
 use crate::model::base::go_values;
 use crate::model::base::net::{Family, InterfaceName};
 use crate::model::base::netmap::Fqdn;
@@ -41,7 +42,8 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let cluster_via_ingress = source.boolean("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", false);
     let cert_share = cert_share(source, &pod);
     let (kube, state) = (kube(source), state(source));
-    let in_kernel = single != Single::None || egress.is_some() || ingress.is_some() || cluster_via_ingress;
+    let connector = source.text("TS_INTERNAL_APP") == Some(names::CONNECTOR_APP);
+    let in_kernel = single != Single::None || egress.is_some() || ingress.is_some() || cluster_via_ingress || connector;
     let whole_pod = matches!(single, Single::TailnetIp(_) | Single::TailnetFqdn(_));
     let tailnet =
         tailnet(source, &daemon::DaemonContext { in_kernel, state: &state, cert_share, pod: &pod, whole_pod, cluster_via_ingress });
@@ -59,6 +61,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
             .unwrap_or_else(InterfaceName::tailscale0),
         pod,
         single,
+        connector,
         cluster_via_ingress,
         targets,
         config_dir: source.path(daemon::CONFIG_DIR),
@@ -152,14 +155,15 @@ pub(super) fn nets(source: &mut SettingSource<'_>, setting: &'static str) -> Vec
     source.list(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", |net| net.parse::<IpNet>().ok())
 }
 
+pub(super) fn object_name(text: &str) -> Option<ObjectName> {
+    let (namespace, name) = text.split_once('/')?;
+    let plain =
+        |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.'));
+    (plain(namespace) && plain(name)).then(|| ObjectName { namespace: namespace.to_owned(), name: name.to_owned() })
+}
+
 fn input(source: &mut SettingSource<'_>, path: &str, configmap: &str) -> Option<ConfigInput> {
-    let name = |text: &str| {
-        let (namespace, name) = text.split_once('/')?;
-        let plain =
-            |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.'));
-        (plain(namespace) && plain(name)).then(|| ObjectName { namespace: namespace.to_owned(), name: name.to_owned() })
-    };
-    let configmap = source.parsed(configmap, "a ConfigMap as NAMESPACE/NAME", name);
+    let configmap = source.parsed(configmap, "a ConfigMap as NAMESPACE/NAME", object_name);
     let input = ConfigInput { path: source.path(path), configmap };
     (input != ConfigInput::default()).then_some(input)
 }

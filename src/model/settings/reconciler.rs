@@ -1,7 +1,7 @@
 //! Settings of `tailyard reconciler`: the variables of the Tailscale operator's own Deployment, and some of ours.
 //!
 //! The rules of a replica's settings apply: all faults reported at once, flags before variables. Settings of features that we do not have
-//! (a node of its own) are noted and otherwise ignored.
+//! are noted and otherwise ignored.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,9 +11,11 @@ use std::sync::Arc;
 use super::issuing::acme_directory;
 use super::source::SettingSource;
 use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
-use crate::api::proxygroup::{Impersonation, ProxyGroupType, Tenant};
+use crate::api::proxygroup::{ApiServerMode, Impersonation, ProxyGroupType, Tenant};
+use crate::model::api_server::impersonation::EVERY_NAME;
 use crate::model::controller::policy::annotations::{dns_label, is_tag};
 use crate::model::controller::policy::assignment::{AssignmentRules, DefaultGroups, StandaloneScope};
+use crate::model::controller::policy::operator_device::OperatorDevice;
 use crate::model::controller::policy::tenancy::parse::{is_tag_pattern, parse};
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 use crate::model::controller::workload::device_index::TAILSCALE;
@@ -22,16 +24,7 @@ use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
 /// Variables of the Tailscale operator's Deployment without effect here.
-const WITHOUT_MEANING: [&str; 8] = [
-    "APISERVER_PROXY",
-    "AUTH_PROXY",
-    "OPERATOR_DEFAULT_LOAD_BALANCER",
-    "OPERATOR_HOSTNAME",
-    "OPERATOR_INITIAL_TAGS",
-    "OPERATOR_SECRET",
-    "K8S_PROXY_IMAGE",
-    "PROXY_PRIORITY_CLASS_NAME",
-];
+const WITHOUT_MEANING: [&str; 3] = ["OPERATOR_DEFAULT_LOAD_BALANCER", "K8S_PROXY_IMAGE", "PROXY_PRIORITY_CLASS_NAME"];
 
 const ON_OFF: [(&str, bool); 2] = [("on", true), ("off", false)];
 const TENANCIES: [(&str, DefaultTenancy); 2] = [("bounded", DefaultTenancy::Bounded), ("open", DefaultTenancy::Open)];
@@ -40,6 +33,7 @@ const GROUP: &str = "the name of a ProxyGroup";
 
 /// All settings of `tailyard reconciler`.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Reconciler {
     /// Namespace of all managed objects; default: that of the Pod, or of the kubeconfig.
     pub namespace: Option<String>,
@@ -61,8 +55,18 @@ pub struct Reconciler {
     pub workloads: GroupSettings,
     /// Control plane of groups that name no Tailnet.
     pub control: DefaultControlPlane,
+    /// The device that serves the Kubernetes API, if requested.
+    pub operator_device: Option<OperatorDevice>,
+    /// Secret of the Tailscale operator's own device, which ours replaces.
+    pub operator_secret: String,
     /// Whether Services that name no group have proxies of their own.
     pub standalone: bool,
+    /// Whether Connectors are served.
+    pub connectors: bool,
+    /// Whether `ProxyGroupPolicies` are enforced.
+    pub group_policies: bool,
+    /// Whether `DNSConfigs` are served.
+    pub dns_configs: bool,
     /// Groups of objects that name none.
     pub default_groups: DefaultGroups,
     /// Class of the Ingresses to advertise.
@@ -120,8 +124,16 @@ impl Reconciler {
             ingress_class: self.ingress_class.clone(),
             defaults: self.default_groups.clone(),
             standalone: StandaloneScope::new(self.standalone, &self.service_namespaces),
+            device: self.operator_device.clone(),
+            connectors: self.connectors,
             ..AssignmentRules::default()
         }
+    }
+
+    /// Whether Pods get the right to impersonate users, which the reconciler then has itself.
+    pub fn grants_impersonation(&self) -> bool {
+        let device = self.operator_device.as_ref().filter(|device| device.mode.impersonates()).map(|device| &device.impersonation);
+        device.into_iter().chain([&self.workloads.impersonation]).any(|names| !names.users.is_empty())
     }
 
     fn read_from(source: &mut SettingSource<'_>) -> Self {
@@ -137,6 +149,7 @@ impl Reconciler {
                 source.notes.push(format!("{variable} has no effect"));
             }
         }
+        let workloads = workloads(source);
         Self {
             namespace: source.parsed("OPERATOR_NAMESPACE", "the name of a namespace", label),
             service_namespaces: source.list("TAILYARD_WATCH_NAMESPACES", "names of namespaces separated by commas", label),
@@ -147,9 +160,14 @@ impl Reconciler {
             service_account: source.owned("OPERATOR_SERVICE_ACCOUNT_NAME").unwrap_or_else(|| "tailyard-reconciler".to_owned()),
             cluster_domain: source.owned("TAILYARD_CLUSTER_DOMAIN"),
             default_class: source.owned("PROXY_DEFAULT_CLASS"),
-            workloads: workloads(source),
+            operator_device: operator_device(source, &workloads.impersonation),
+            workloads,
             control: control(source),
+            operator_secret: source.parsed("OPERATOR_SECRET", "the name of a Secret", secret).unwrap_or_default(),
             standalone: source.one_of("TAILYARD_STANDALONE", "one of on, off", &ON_OFF).unwrap_or_default(),
+            connectors: source.one_of("TAILYARD_CONNECTORS", "one of on, off", &ON_OFF).unwrap_or_default(),
+            group_policies: source.one_of("TAILYARD_PROXY_GROUP_POLICIES", "one of on, off", &ON_OFF).unwrap_or_default(),
+            dns_configs: source.one_of("TAILYARD_DNS_CONFIGS", "one of on, off", &ON_OFF).unwrap_or_default(),
             default_groups: DefaultGroups {
                 ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, label),
                 egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, label),
@@ -231,8 +249,30 @@ fn workloads(source: &mut SettingSource<'_>) -> GroupSettings {
         denied_targets: read::nets(source, "TAILYARD_DENIED_TARGETS"),
         acme_directory: acme_directory(source, "TAILYARD_ACME_DIRECTORY"),
         impersonation: impersonation(source),
+        api_server_image: source.owned("TAILYARD_API_SERVER_PROXY_IMAGE"),
         ..usual
     }
+}
+
+/// The device that serves the Kubernetes API, by the variables of the Tailscale operator's own. `listed`: users and groups that `ProxyGroup`s
+/// may impersonate.
+fn operator_device(source: &mut SettingSource<'_>, listed: &Impersonation) -> Option<OperatorDevice> {
+    const MODE: &str = "APISERVER_PROXY";
+    /// Its deprecated name.
+    const AUTH: &str = "AUTH_PROXY";
+    source.exclusive(MODE, AUTH);
+    let former = source.boolean(AUTH, false).then_some(true);
+    let impersonates = source.one_of(MODE, "one of true, noauth, false", &[("true", Some(true)), ("noauth", Some(false)), ("false", None)]);
+    let hostname = source.parsed("OPERATOR_HOSTNAME", "a DNS label", label).unwrap_or_default();
+    let tag = |tag: &str| is_tag(tag).then(|| tag.to_owned());
+    let tags = source.list("OPERATOR_INITIAL_TAGS", "tags separated by commas, each like tag:k8s-operator", tag);
+    let is_http = source.one_of("TAILYARD_API_SERVER_PROXY_HTTP", "one of on, off", &ON_OFF).unwrap_or_default();
+    let certificate = source.parsed("TAILYARD_API_SERVER_PROXY_CERTIFICATE", "the name of a Secret", secret);
+    let is_all = source.one_of("TAILYARD_API_SERVER_PROXY_ALL_USERS", "one of on, off", &ON_OFF).unwrap_or_default();
+    let mode = if former.or(impersonates.flatten())? { ApiServerMode::Auth } else { ApiServerMode::NoAuth };
+    let every = || vec![EVERY_NAME.to_owned()];
+    let impersonation = if is_all { Impersonation { users: every(), groups: every() } } else { listed.clone() };
+    Some(OperatorDevice { mode, impersonation, hostname, tags, is_http, certificate })
 }
 
 /// Users and groups that the reconciler may impersonate, and so grant.
@@ -308,6 +348,7 @@ mod tests {
             ("CLIENT_ID_FILE", "/oauth/client_id"),
             ("CLIENT_SECRET_FILE", "/oauth/client_secret"),
             ("APISERVER_PROXY", "false"),
+            ("K8S_PROXY_IMAGE", "tailscale/k8s-proxy:v1.102.0"),
         ])
         .expect("settings");
         assert_eq!((settings.namespace.as_deref(), settings.workloads.firewall.as_deref(), settings.workers), (Some("tailscale"), None, 4));
@@ -316,7 +357,36 @@ mod tests {
         assert_eq!(settings.control.url, TAILSCALE);
         let files = DefaultCredentials::OAuth { id: "/oauth/client_id".into(), secret: "/oauth/client_secret".into() };
         assert_eq!(settings.control.credentials, Some(files));
-        assert_eq!(settings.notes, ["APISERVER_PROXY has no effect"]);
+        assert_eq!((settings.operator_device, settings.notes), (None, vec!["K8S_PROXY_IMAGE has no effect".to_owned()]));
+    }
+
+    #[test]
+    fn api_server_proxy_of_the_tailscale_operator_is_a_device() {
+        let mode = |pairs: &[(&str, &str)]| read(pairs).map(|settings| settings.operator_device.map(|device| device.mode));
+        let table = [
+            (&[("APISERVER_PROXY", "true")][..], Some(ApiServerMode::Auth)),
+            (&[("APISERVER_PROXY", "noauth")], Some(ApiServerMode::NoAuth)),
+            (&[("APISERVER_PROXY", "false")], None),
+            (&[("APISERVER_PROXY", ""), ("AUTH_PROXY", "true")], Some(ApiServerMode::Auth)),
+            (&[("AUTH_PROXY", "false")], None),
+            (&[], None),
+        ];
+        for (pairs, wanted) in table {
+            assert_eq!(mode(pairs).expect("settings"), wanted, "{pairs:?}");
+        }
+        for bad in [&[("APISERVER_PROXY", "yes")][..], &[("APISERVER_PROXY", "false"), ("AUTH_PROXY", "true")]] {
+            assert_eq!(mode(bad).expect_err("a fault").0.len(), 1, "{bad:?}");
+        }
+        let device = |pairs: &[(&str, &str)]| read(&[&[("APISERVER_PROXY", "true")], pairs].concat()).expect("settings").operator_device;
+        let usual = device(&[]).expect("a device");
+        assert_eq!(
+            (usual.hostname.as_str(), usual.tags, usual.is_http),
+            ("tailscale-operator", vec!["tag:k8s-operator".to_owned()], false)
+        );
+        let own =
+            device(&[("OPERATOR_HOSTNAME", "kube"), ("OPERATOR_INITIAL_TAGS", "tag:a, tag:b"), ("TAILYARD_API_SERVER_PROXY_HTTP", "on")]);
+        let own = own.expect("a device");
+        assert_eq!((own.hostname.as_str(), own.tags, own.is_http), ("kube", vec!["tag:a".to_owned(), "tag:b".to_owned()], true));
     }
 
     #[test]

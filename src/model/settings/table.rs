@@ -1,4 +1,4 @@
-//! Table of the settings of `tailyard proxy` and `tailyard reconciler` that have flags: each is declared once, with variable, default and
+//! Table of the settings of `tailyard proxy`, `tailyard reconciler` and `tailyard nameserver` that have flags: each is declared once, with variable, default and
 //! help text. The command line and [`super::source`] read these tables.
 
 /// A setting with its flag and variable.
@@ -30,6 +30,10 @@ pub fn proxy() -> impl Iterator<Item = Setting> {
 
 pub fn reconciler() -> impl Iterator<Item = Setting> {
     settings(&RECONCILER)
+}
+
+pub fn nameserver() -> impl Iterator<Item = Setting> {
+    settings(&NAMESERVER)
 }
 
 fn settings(sections: &'static [Section]) -> impl Iterator<Item = Setting> {
@@ -89,6 +93,8 @@ const PROXY: [Section; 6] = [
         flag("--tunnel-timeout", "TAILYARD_TUNNEL_TIMEOUT", "TIME", "1h").help("Idle timeout of upgraded connections"),
         flag("--max-connections", "TAILYARD_MAX_CONNECTIONS", "NUMBER", "16384")
             .help("Maximum number of client connections, a quarter of it for one client; less if file descriptors or memory are scarce"),
+        flag("--kernel-tcp", "TAILYARD_KERNEL_TCP", "true|false", "false")
+            .help("Terminate connections to Tailscale Services in the kernel, if it can, in place of tailscaled's TCP stack"),
     ]),
     section("Kernel").of(&[
         flag("--firewall-mode", "TS_DEBUG_FIREWALL_MODE", "NAME", "auto").help(FIREWALL_MODES),
@@ -112,7 +118,7 @@ const PROXY: [Section; 6] = [
     ]),
 ];
 
-const RECONCILER: [Section; 6] = [
+const RECONCILER: [Section; 7] = [
     section("Cluster").of(&[
         flag("--namespace", "OPERATOR_NAMESPACE", "NAME", "").help("Namespace for all managed objects (default: that of the Pod)"),
         flag("--watch-namespaces", "TAILYARD_WATCH_NAMESPACES", "NAME[,NAME]", "")
@@ -140,6 +146,12 @@ const RECONCILER: [Section; 6] = [
             .help("Whether the Pod of a replica that does not answer health probes is made unready, in place of Kubernetes' 50 s"),
         flag("--standalone", "TAILYARD_STANDALONE", "on|off", "on")
             .help("Whether a Service or Ingress that requests Tailscale and names no ProxyGroup gets a proxy of its own"),
+        flag("--connectors", "TAILYARD_CONNECTORS", "on|off", "off")
+            .help("Whether Connectors (subnet routers, exit nodes, app connectors) are served; off leaves them to the Tailscale operator"),
+        flag("--proxy-group-policies", "TAILYARD_PROXY_GROUP_POLICIES", "on|off", "off")
+            .help("Whether ProxyGroupPolicies are enforced, by ValidatingAdmissionPolicies; off leaves them to the Tailscale operator"),
+        flag("--dns-configs", "TAILYARD_DNS_CONFIGS", "on|off", "off")
+            .help("Whether DNSConfigs (a nameserver in the cluster) are served; off leaves them to the Tailscale operator"),
         flag("--standalone-tenants", "TAILYARD_STANDALONE_TENANTS", "JSON", "")
             .help("Namespaces that may have such proxies, a list of tenants as in spec.tailyard.tenants of a ProxyGroup (default: all)"),
         flag("--tenancy", "TAILYARD_TENANCY", "bounded|open", "bounded").help(
@@ -161,6 +173,26 @@ const RECONCILER: [Section; 6] = [
              reconciler needs the same right",
         ),
         flag("--impersonate-groups", "TAILYARD_IMPERSONATE_GROUPS", "NAME[,NAME]", "").help("Groups that they may impersonate, likewise"),
+    ]),
+    section("API server proxy").of(&[
+        flag("--api-server-proxy", "APISERVER_PROXY", "true|noauth|false", "").help(
+            "Whether a device of its own serves the Kubernetes API: true impersonates its clients, with --impersonate-users or \
+             --api-server-proxy-all-users; with noauth they have credentials of their own (default: false)",
+        ),
+        flag("--api-server-proxy-all-users", "TAILYARD_API_SERVER_PROXY_ALL_USERS", "on|off", "off").help(
+            "Whether it may impersonate all users and groups but those of Kubernetes, whatever --impersonate-users lists for ProxyGroups. The \
+             reconciler needs the same right",
+        ),
+        flag("--api-server-proxy-image", "TAILYARD_API_SERVER_PROXY_IMAGE", "IMAGE", "")
+            .help("Its image, which must be Tailyard's (default: that of --image)"),
+        flag("--operator-hostname", "OPERATOR_HOSTNAME", "NAME", "tailscale-operator").help("Host name of that device"),
+        flag("--operator-tags", "OPERATOR_INITIAL_TAGS", "TAG[,TAG]", "tag:k8s-operator").help("Tags of that device"),
+        flag("--operator-secret", "OPERATOR_SECRET", "NAME", "operator")
+            .help("Secret of the Tailscale operator, whose device it takes over once that operator is stopped"),
+        flag("--api-server-proxy-http", "TAILYARD_API_SERVER_PROXY_HTTP", "on|off", "off")
+            .help("Whether it serves HTTP, inside the tailnet's encryption, in place of HTTPS"),
+        flag("--api-server-proxy-certificate", "TAILYARD_API_SERVER_PROXY_CERTIFICATE", "NAME", "")
+            .help("Secret of its certificate, in place of one of the control plane"),
     ]),
     section("Default ProxyGroups").of(&[
         flag("--default-ingress-group", "TAILYARD_DEFAULT_INGRESS_GROUP", "NAME", "")
@@ -198,5 +230,23 @@ const RECONCILER: [Section; 6] = [
         flag("--log-format", "TAILYARD_LOG_FORMAT", "text|json", "text").help("Log format"),
         flag("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info")
             .help("Log filter, such as debug (Tailyard's own) or info,tailyard::reconciler=debug"),
+    ]),
+];
+
+const NAMESERVER: [Section; 2] = [
+    section("Records").of(&[
+        flag("--configmap", "TAILYARD_DNS_CONFIGMAP", "NAMESPACE/NAME", "").help("ConfigMap with `records.json`, which is watched"),
+        flag("--records-file", "TAILYARD_DNS_RECORDS_FILE", "FILE", "")
+            .help("File with the records, read at startup: the mounted ConfigMap, for starts without the API server"),
+        flag("--kubeconfig", "KUBECONFIG", "FILE", "").help("A kubeconfig, to run outside of a cluster"),
+        flag("--listen", "TAILYARD_DNS_ADDR", "IP:PORT", "[::]:1053").help("Address of queries, over UDP and TCP"),
+        flag("--drain-timeout", "TAILYARD_DNS_DRAIN_TIMEOUT", "TIME", "10s")
+            .help("Time from the termination signal to exit, in which queries are answered"),
+    ]),
+    section("Observability").of(&[
+        flag("--admin-addr", "TAILYARD_ADMIN_ADDR", "IP:PORT", "[::]:9002").help("Listener of health checks and metrics; empty for none"),
+        flag("--log-format", "TAILYARD_LOG_FORMAT", "text|json", "text").help("Log format"),
+        flag("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info")
+            .help("Log filter, such as debug (Tailyard's own) or info,tailyard::nameserver=debug"),
     ]),
 ];

@@ -72,6 +72,7 @@ fn environment_of_an_egress_pod_is_read() {
             ips: ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into(),
         },
         single: Single::None,
+        connector: false,
         cluster_via_ingress: false,
         targets: TargetPolicy { api_server: "10.96.0.1".parse().ok(), ..TargetPolicy::default() },
         config_dir: Some("/etc/tsconfig/eg-0".into()),
@@ -119,6 +120,16 @@ fn empty_environment_is_a_userspace_node() {
     assert_eq!((settings.http, settings.auto_advertise, settings.kube.is_some()), (None, true, false));
     assert_eq!((settings.state.clone(), settings.forwards()), (StateOut::None, false));
     assert_eq!(settings.notes, Vec::<String>::new());
+}
+
+#[test]
+fn pod_of_a_connector_forwards_in_the_kernel_unless_its_class_says_otherwise() {
+    let app = ("TS_INTERNAL_APP", "k8s-operator-connector-resource");
+    for (userspace, forwards) in [(None, true), (Some("false"), true), (Some("true"), false)] {
+        let variables: Vec<_> = [app].into_iter().chain(userspace.map(|text| ("TS_USERSPACE", text))).collect();
+        let settings = read(&variables);
+        assert_eq!((settings.connector, settings.forwards(), daemon(&settings).userspace), (true, forwards, !forwards), "{userspace:?}");
+    }
 }
 
 #[test]
@@ -292,6 +303,7 @@ fn front_end_limits_are_read() {
         ("TAILYARD_ANSWER_TIMEOUT", "5m"),
         ("TAILYARD_TUNNEL_TIMEOUT", "24h"),
         ("TAILYARD_MAX_CONNECTIONS", "500"),
+        ("TAILYARD_KERNEL_TCP", "true"),
     ]);
     let expected = FrontEndSettings {
         upgrades: Upgrades::read("websocket,spdy/3.1").expect("protocols"),
@@ -299,6 +311,7 @@ fn front_end_limits_are_read() {
         answer_timeout: Duration::from_mins(5),
         tunnel_timeout: Duration::from_hours(24),
         max_connections: 500,
+        kernel_tcp: true,
     };
     assert_eq!(set.front_end, expected);
     for (variable, value) in [("TAILYARD_UPGRADES", "websocket,h2c"), ("TAILYARD_MAX_CONNECTIONS", "0"), ("TAILYARD_BODY_TIMEOUT", "0s")] {
@@ -317,7 +330,7 @@ fn whole_address_modes_reserve_the_wireguard_port() {
 #[test]
 fn each_firewall_mode_of_the_definition_is_known() {
     let definition = serde_json::to_value(crate::api::crd::definitions()).expect("JSON");
-    let place = "/1/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/tailyard/properties/firewallMode/enum";
+    let place = "/4/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/tailyard/properties/firewallMode/enum";
     let names: Vec<String> = serde_json::from_value(definition.pointer(place).cloned().expect("an enum")).expect("names");
     assert_eq!(names, FirewallMode::NAMES.map(|(name, _)| name));
 }

@@ -16,19 +16,28 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of failed requests after which the API server counts as unreachable: one may be of a server that restarts.
 const FAILURES: u32 = 2;
 
+/// Fault of a Pod without an address of the API server, to which no other route is an alternative.
+const NO_UPSTREAM: &str = "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT of this Pod name no API server; run it in a cluster, and remove \
+                           these variables from its ProxyClass";
+
 /// Whether a virtual host has the API server as its upstream.
 pub fn is_needed(sites: &Vhosts) -> bool {
     sites.values().any(|site| site.api_server.is_some())
 }
 
 /// Publishes why the API server is unreachable; `None` while it is reachable, or not needed. Ends when a sender is dropped.
-pub async fn follow(cluster: Option<Cluster>, sites: watch::Receiver<Arc<Vhosts>>, fault: watch::Sender<Option<String>>) {
+pub async fn follow(
+    cluster: Option<Cluster>,
+    has_upstream: bool,
+    sites: watch::Receiver<Arc<Vhosts>>,
+    fault: watch::Sender<Option<String>>,
+) {
     let request = || {
-        let cluster = cluster.clone();
+        let cluster = cluster.clone().filter(|_| has_upstream);
         async move {
             match cluster {
                 Some(cluster) => fault_of(cluster.who().await),
-                None => Some("this Pod has no access to the Kubernetes API".to_owned()),
+                None => Some(NO_UPSTREAM.to_owned()),
             }
         }
     };
@@ -78,6 +87,19 @@ mod tests {
     use super::*;
     use crate::api::routes::ApiServerSite;
     use crate::model::front_end::vhosts::Vhost;
+
+    #[tokio::test(start_paused = true)]
+    async fn pod_without_an_address_of_the_api_server_is_unready_while_a_site_needs_it() {
+        let site = Vhost { api_server: Some(Arc::new(ApiServerSite::default())), ..Vhost::default() };
+        let (sites, sites_seen) = watch::channel(Arc::new([("svc:kube".to_owned(), Arc::new(site))].into()));
+        let (sender, mut fault) = watch::channel(None);
+        let task = tokio::spawn(follow(None, false, sites_seen, sender));
+        let why = fault.wait_for(Option::is_some).await.expect("a fault").clone();
+        assert!(why.is_some_and(|why| why.contains("KUBERNETES_SERVICE_HOST")));
+        sites.send_replace(Arc::default());
+        assert!(fault.wait_for(Option::is_none).await.is_ok());
+        task.abort();
+    }
 
     #[tokio::test(start_paused = true)]
     async fn api_server_counts_as_unreachable_after_two_failures_while_a_site_needs_it() {

@@ -6,24 +6,21 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::edge::kube::{Cluster, SERVICE_ACCOUNT};
-use crate::edge::localapi::LocalApi;
 use crate::edge::tls::TlsError;
 use crate::model::api_server::upstream::ApiServerUpstream;
 use crate::model::base::netmap::NetMap;
 use crate::model::front_end::vhosts::Vhosts;
 use crate::proxy::front_end::credentials::UpstreamCredentials;
-use crate::proxy::front_end::identify;
 use crate::runtime::tasks::Tasks;
 
-use super::callers::Callers;
+use super::callers::{Callers, LookupOfService};
 use super::stats::ApiServerStats;
 use super::{ApiServerService, reachability};
 
-#[derive(Debug)]
 pub struct ApiServerInputs<'a> {
     pub cluster: Option<&'a Cluster>,
     pub upstream: Option<&'a ApiServerUpstream>,
-    pub api: &'a LocalApi,
+    pub lookup_of: LookupOfService,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     pub sites: watch::Receiver<Arc<Vhosts>>,
 }
@@ -38,7 +35,7 @@ pub struct ApiServerPart {
 
 /// Starts the tasks of the service, which are idle without a virtual host of the API server. Fails if TLS cannot be initialized.
 pub fn start(inputs: ApiServerInputs<'_>, tasks: &mut Tasks) -> Result<(ApiServerService, ApiServerPart), TlsError> {
-    let ApiServerInputs { cluster, upstream, api, netmap, sites } = inputs;
+    let ApiServerInputs { cluster, upstream, lookup_of, netmap, sites } = inputs;
     let (credentials, work) = UpstreamCredentials::follow(PathBuf::from(SERVICE_ACCOUNT))?;
     let mut needed = sites.clone();
     tasks.run_until_stop("credentials for the API server", async move {
@@ -47,8 +44,8 @@ pub fn start(inputs: ApiServerInputs<'_>, tasks: &mut Tasks) -> Result<(ApiServe
         }
     });
     let (sender, fault) = watch::channel(None);
-    tasks.run_until_stop("reachability of the API server", reachability::follow(cluster.cloned(), sites, sender));
-    let callers = Callers::new(identify::by(api.clone()), netmap);
+    tasks.run_until_stop("reachability of the API server", reachability::follow(cluster.cloned(), upstream.is_some(), sites, sender));
+    let callers = Callers::new(lookup_of, netmap);
     let base = upstream.map(|upstream| upstream.base.clone()).unwrap_or_default();
     let service = ApiServerService::new(callers, credentials, base);
     let part = ApiServerPart { stats: service.stats(), fault };

@@ -11,8 +11,10 @@ use crate::proxy::front_end::stats::LATENCY_BOUNDS;
 use crate::runtime::metrics::HistogramSample;
 
 /// Codes that API servers and this proxy respond with; others share one label. Backends of the API server's own proxy choose theirs.
-const CODES: [u16; 26] =
-    [101, 200, 201, 202, 204, 206, 301, 302, 304, 307, 400, 401, 403, 404, 405, 406, 408, 409, 410, 413, 415, 422, 429, 500, 503, 504];
+const CODES: [u16; 30] = [
+    101, 200, 201, 202, 204, 206, 301, 302, 304, 307, 400, 401, 403, 404, 405, 406, 408, 409, 410, 412, 413, 415, 421, 422, 429, 431, 500,
+    502, 503, 504,
+];
 /// Label of other codes.
 const OTHER: u16 = 0;
 
@@ -44,12 +46,9 @@ impl ApiServerStats {
     pub(super) fn answered(&self, request: &ApiRequest, status: StatusCode, waited: Duration) {
         let (verb, resource, code) = (request.verb, request.resource_label(), status.as_u16());
         let code = if CODES.binary_search(&code).is_ok() { code } else { OTHER };
-        let (mut sample, seconds) = (self.locked(), waited.as_secs_f64());
+        let mut sample = self.locked();
         *sample.requests.entry((verb, resource, code)).or_default() += 1;
-        let empty = || HistogramSample { bounds: &LATENCY_BOUNDS, counts: vec![0; LATENCY_BOUNDS.len() + 1], sum: 0.0 };
-        let latency = sample.latency.entry(verb).or_insert_with(empty);
-        latency.counts[LATENCY_BOUNDS.partition_point(|bound| *bound < seconds)] += 1;
-        latency.sum += seconds;
+        sample.latency.entry(verb).or_insert_with(|| HistogramSample::new(&LATENCY_BOUNDS)).observe(waited.as_secs_f64());
     }
 
     pub(super) fn refused(&self, reason: &'static str) {
@@ -89,6 +88,17 @@ mod tests {
         assert_eq!(sample.requests.values().sum::<u64>(), 1_000);
         assert!(sample.requests.len() <= CODES.len() + 1 && sample.latency.len() == 1, "{sample:?}");
         assert_eq!(sample.latency["other"].counts.iter().sum::<u64>(), 1_000);
+    }
+
+    #[test]
+    fn codes_that_this_proxy_and_api_servers_respond_with_have_labels() {
+        assert!(CODES.is_sorted());
+        for code in [200, 304, 400, 401, 403, 404, 405, 408, 409, 410, 412, 413, 415, 421, 422, 429, 431, 500, 502, 503, 504] {
+            let stats = ApiServerStats::default();
+            let request = ApiRequest::read("GET", "/api/v1/pods", None);
+            stats.answered(&request, StatusCode::from_u16(code).expect("a code"), Duration::ZERO);
+            assert_eq!(stats.sample().requests, [(("list", "pods", code), 1)].into());
+        }
     }
 
     #[test]

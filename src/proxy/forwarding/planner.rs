@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::targets::TargetPolicy;
-use crate::model::plan::world::World;
+use crate::model::plan::world::{VhostListeners, World};
 use crate::model::plan::{Planned, Reason};
 
 use crate::proxy::forwarding::resolve::ResolvedNames;
@@ -22,6 +22,8 @@ use crate::proxy::tailnet::config_values::ConfigValues;
 pub struct Inputs {
     pub egress: watch::Receiver<Option<Arc<EgressConfig>>>,
     pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
+    /// Listeners of virtual hosts; those of an earlier process are closed.
+    pub listeners: watch::Receiver<Arc<VhostListeners>>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     pub names: watch::Receiver<ResolvedNames>,
     pub values: ConfigValues,
@@ -44,6 +46,7 @@ pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<
         tokio::select! {
             Ok(()) = inputs.egress.changed() => {}
             Ok(()) = inputs.ingress.changed() => {}
+            Ok(()) = inputs.listeners.changed() => {}
             Ok(()) = inputs.netmap.changed() => {}
             Ok(()) = inputs.names.changed() => {}
             Ok(()) = inputs.values.rules.changed() => {}
@@ -75,11 +78,12 @@ impl Inputs {
     fn world(&mut self, base: &World) -> Option<World> {
         let egress = self.egress.borrow_and_update().clone();
         let ingress = self.ingress.borrow_and_update().clone();
+        let listeners = Arc::clone(&self.listeners.borrow_and_update());
         let netmap = self.netmap.borrow_and_update().clone();
         let names = Arc::clone(&self.names.borrow_and_update());
         let targets = TargetPolicy { rules: Arc::clone(&self.values.rules.borrow_and_update()), ..base.targets.clone() };
         let siblings = Arc::clone(&self.values.siblings.borrow_and_update());
-        Some(World { egress: egress?, ingress: ingress?, netmap: Some(netmap?), names, targets, siblings, ..base.clone() })
+        Some(World { egress: egress?, ingress: ingress?, listeners, netmap: Some(netmap?), names, targets, siblings, ..base.clone() })
     }
 }
 
@@ -96,8 +100,14 @@ mod tests {
         let (netmap, rx_netmap) = watch::channel(None);
         let (_names, rx_names) = watch::channel(ResolvedNames::default());
         let (tx, mut planned) = watch::channel(None);
-        let inputs =
-            Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names, values: config_values::channel(None).1 };
+        let inputs = Inputs {
+            egress: rx_egress,
+            ingress: rx_ingress,
+            listeners: watch::channel(Arc::default()).1,
+            netmap: rx_netmap,
+            names: rx_names,
+            values: config_values::channel(None).1,
+        };
         tokio::spawn(run(World::empty(InterfaceName::tailscale0(), [].into()), inputs, tx));
         netmap.send_replace(Some(Arc::new(NetMap::default())));
         tokio::task::yield_now().await;

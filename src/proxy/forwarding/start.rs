@@ -14,7 +14,7 @@ use crate::edge::link::{self, LinkState, Links};
 use crate::model::base::netmap::RouteOverlaps;
 use crate::model::config::IngressConfig;
 use crate::model::plan::Planned;
-use crate::model::plan::world::{Single, World};
+use crate::model::plan::world::{Single, VhostListeners, World};
 use crate::model::settings::{Settings, TailnetMode};
 use crate::model::tailnet::resolve::IN_FLIGHT;
 use crate::model::tailnet::supervise::settings::MAGIC_DNS;
@@ -58,6 +58,8 @@ pub struct ForwardingPart {
     pub overlaps: watch::Receiver<Option<RouteOverlaps>>,
     /// Addresses that the HTTP front end connects to.
     pub backends: watch::Sender<Arc<BTreeSet<IpAddr>>>,
+    /// Listeners of the HTTP front end for connections that end in the kernel.
+    pub listeners: watch::Sender<Arc<VhostListeners>>,
     /// True when forwarding ends.
     pub(super) closing: watch::Sender<bool>,
 }
@@ -70,10 +72,10 @@ impl ForwardingPart {
         tailnet: &TailnetPart,
         tasks: &mut Tasks,
     ) -> Self {
-        let (egress, ingress) = (configs.egress.services.clone(), configs.ingress.services.clone());
-        let (names, report) = start_names(settings, ingress.clone(), tasks);
+        let (predecessor, backends, listeners) = (watch::Sender::new(None), watch::Sender::default(), watch::Sender::default());
+        let (names, report) = start_names(settings, configs.ingress.services.clone(), tasks);
         let (planned_in, planned) = watch::channel(None);
-        let inputs = planner::Inputs { egress, ingress, netmap: tailnet.netmap.clone(), names, values: tailnet.values.clone() };
+        let inputs = planner_inputs(configs, tailnet, names, listeners.subscribe());
         let base = base(settings).await;
         let pod_ips = base.pod_ips.clone();
         tasks.run_until_stop("planner", planner::run(base, inputs, planned_in));
@@ -83,7 +85,6 @@ impl ForwardingPart {
         let (mut live, firewall) = LiveKernel::new(settings, applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
-        let (predecessor, backends) = (watch::Sender::new(None), watch::Sender::default());
         let (overlaps_in, overlaps) = watch::channel(None);
         let enabled = settings.forwards();
         let (mut link, mut warmup) = (None, None);
@@ -127,8 +128,25 @@ impl ForwardingPart {
             switches,
             overlaps,
             backends,
+            listeners,
             closing,
         }
+    }
+}
+
+fn planner_inputs(
+    configs: &ConfigPart,
+    tailnet: &TailnetPart,
+    names: watch::Receiver<resolve::ResolvedNames>,
+    listeners: watch::Receiver<Arc<VhostListeners>>,
+) -> planner::Inputs {
+    planner::Inputs {
+        egress: configs.egress.services.clone(),
+        ingress: configs.ingress.services.clone(),
+        listeners,
+        netmap: tailnet.netmap.clone(),
+        names,
+        values: tailnet.values.clone(),
     }
 }
 

@@ -16,6 +16,8 @@ use super::stats::OpenGuard;
 pub(super) enum ClientNetwork {
     /// Clients of the tailnet: tailscaled forwards them to a loopback address, with a PROXY protocol header.
     Tailnet,
+    /// Clients of the tailnet: their connections end in the kernel.
+    Kernel,
     /// Clients of the cluster, which have no identity: at this address of the Pod.
     Cluster(IpAddr),
 }
@@ -35,7 +37,7 @@ pub struct ClientConnection<C> {
     pub address: Option<SocketAddr>,
     pub(super) port: Arc<ListenerPort>,
     pub(super) _open: OpenGuard,
-    pub(super) _place: ConnectionSlot,
+    pub(super) slot: ConnectionSlot,
     pub(super) _room: Arc<ConnectionBudget>,
 }
 
@@ -61,6 +63,6 @@ impl<C> ClientConnection<C> {
 
     /// Address by which tailscaled knows the client; `None` for a client of the cluster, which may have the same address.
     pub fn tailnet_client(&self) -> Option<SocketAddr> {
-        self.address.filter(|_| self.port.network == ClientNetwork::Tailnet)
+        self.address.filter(|_| !matches!(self.port.network, ClientNetwork::Cluster(_)))
     }
 }

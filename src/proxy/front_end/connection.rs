@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::edge::kernel_tcp::original_destination;
 use crate::edge::tls::is_http2;
 use crate::model::front_end::proxy_protocol::{FIXED, Fixed, PreambleError};
 
@@ -27,6 +28,7 @@ use super::dial::MAX_HEADERS;
 use super::linger_close::hand_out;
 use super::request::answer;
 use super::seams::HttpService;
+use super::sources::SourceFull;
 use super::{Closing, Limits, ListenerPort};
 
 /// Time for an idle client to close after GOAWAY or `Connection: close`.
@@ -41,6 +43,8 @@ enum RejectedConnection {
     Broken(#[source] std::io::Error),
     #[error(transparent)]
     Preamble(#[from] PreambleError),
+    #[error("the connection was not opened to an address of the Tailscale Service: {0:?}")]
+    Destination(std::io::Result<SocketAddr>),
 }
 
 impl RejectedConnection {
@@ -49,6 +53,7 @@ impl RejectedConnection {
             Self::Late => "Late",
             Self::Broken(_) => "Broken",
             Self::Preamble(error) => error.reason(),
+            Self::Destination(_) => "Destination",
         }
     }
 }
@@ -69,6 +74,7 @@ pub(super) async fn serve<S: HttpService>(
         ClientNetwork::Tailnet => {
             timeout(limits.proxy_header_timeout, preamble(&mut stream)).await.unwrap_or(Err(RejectedConnection::Late))
         }
+        ClientNetwork::Kernel => translated(&stream, &port),
         ClientNetwork::Cluster(_) => stream.peer_addr().map(Some).map_err(RejectedConnection::Broken),
     };
     let client = match client {
@@ -79,9 +85,9 @@ pub(super) async fn serve<S: HttpService>(
             return None;
         }
     };
-    let place = port.shared.sources.enter(client).inspect_err(|is_logged| too_many(&port, client, *is_logged)).ok()?;
+    let slot = port.shared.sources.enter(client).inspect_err(|full| too_many(&port, client, *full)).ok()?;
     let caller = S::Caller::default();
-    let connection = ClientConnection { caller, address: client, port: Arc::clone(&port), _open: open, _place: place, _room: room };
+    let connection = ClientConnection { caller, address: client, port: Arc::clone(&port), _open: open, slot, _room: room };
     if !port.over_tls {
         requests(stream, None, service, connection, closing).await;
         return None;
@@ -103,12 +109,24 @@ pub(super) async fn serve<S: HttpService>(
     given_back.try_recv().ok()
 }
 
-fn too_many(port: &ListenerPort, client: Option<SocketAddr>, is_logged: bool) {
+fn too_many(port: &ListenerPort, client: Option<SocketAddr>, full: SourceFull) {
     port.counts.refused("Source");
-    if let Some(client) = client.filter(|_| is_logged) {
+    if let Some(client) = client.filter(|_| full.is_logged) {
         let (service, most) = (&port.service, port.shared.limits.shares.source);
         tracing::warn!(service, %client, most, "rejecting connections of a client at its connection limit; check the client, or raise --max-connections");
     }
+}
+
+/// Client of a connection that ends in the kernel. It was opened to the Tailscale Service, which the client's access rules are about, and
+/// came through the tunnel: rules translate no other connection.
+fn translated(stream: &TcpStream, port: &ListenerPort) -> Result<Option<SocketAddr>, RejectedConnection> {
+    let destination = original_destination(stream);
+    let site = Arc::clone(&port.served.read().site);
+    if !destination.as_ref().is_ok_and(|to| to.port() == port.number && site.addresses.contains(&to.ip())) {
+        return Err(RejectedConnection::Destination(destination));
+    }
+    let client = stream.peer_addr().map_err(RejectedConnection::Broken)?;
+    Ok(Some(SocketAddr::new(client.ip().to_canonical(), client.port())))
 }
 
 /// Reads the PROXY protocol header and not a byte more.

@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::api::routes::BackendProtocol;
-use crate::edge::tls::{Connector, TlsError};
+use crate::edge::tls::{TlsClient, TlsError};
 
 use super::body::Upload;
 
@@ -72,7 +72,8 @@ pub(super) struct Dialer<'a, P> {
     pub(super) protocol: BackendProtocol,
     /// TLS server name.
     pub(super) server_name: &'a str,
-    pub(super) tls: &'a Connector,
+    /// Only connections of this client are used.
+    pub(super) tls: TlsClient,
     pub(super) permits: &'a P,
 }
 

@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::api::whois::WhoIs;
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::front_end::vhosts::identity::ClientIdentity;
+use crate::model::tailnet::advertise::WithdrawalProgress;
 
 /// Maximum age of an identity: changes of a node's user or grants apply after this.
 const CACHE_TTL: Duration = Duration::from_secs(20);
@@ -26,8 +28,12 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 /// Maximum cached clients, and concurrent lookups.
 const MAX_CLIENTS: usize = 4096;
 
-/// WhoIs lookup of an address; `None` if unknown.
-pub type WhoIsLookup<T = ClientIdentity> = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<T>, LocalApiError>> + Send + Sync>;
+/// Answer of tailscaled about an address, with the start of its lookup, from which its age counts; `None` if unknown.
+pub type DatedAnswer<T> = (Instant, Option<T>);
+
+/// WhoIs lookup of an address. Its answer may be an earlier one.
+pub type WhoIsLookup<T = ClientIdentity> =
+    Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<DatedAnswer<T>, LocalApiError>> + Send + Sync>;
 
 type CachedIdentity = Option<Arc<ClientIdentity>>;
 type Lookup = Shared<BoxFuture<'static, CachedIdentity>>;
@@ -51,12 +57,47 @@ impl std::fmt::Debug for Identify {
     }
 }
 
-/// Lookup by a LocalAPI.
-pub fn by<T: From<WhoIs>>(api: LocalApi) -> WhoIsLookup<T> {
+/// Lookup by a LocalAPI, with the grants to a Tailscale Service as well, if one is named.
+pub fn by<T: From<WhoIs>>(api: LocalApi, service: &str) -> WhoIsLookup<T> {
+    let service: Arc<str> = service.into();
     Arc::new(move |client| {
-        let api = api.clone();
-        Box::pin(async move { Ok(api.whois(client).await?.map(T::from)) })
+        let (api, service, start) = (api.clone(), Arc::clone(&service), Instant::now());
+        Box::pin(async move { Ok((start, api.whois_of_service(client, &service).await?.map(T::from))) })
     })
+}
+
+/// Last answers about clients.
+type LastAnswers<T> = Arc<Mutex<HashMap<IpAddr, DatedAnswer<T>>>>;
+
+/// A lookup for a replica that drains. With shields up tailscaled's packet filter has no grants: a client would have neither groups nor
+/// capabilities. Meanwhile the last answer about it counts, if its lookup began at most [`CACHE_TTL`] ago; without one the lookup fails.
+pub fn with_grants<T: Clone + Send + 'static>(lookup: WhoIsLookup<T>, withdrawal: watch::Receiver<WithdrawalProgress>) -> WhoIsLookup<T> {
+    let answers = LastAnswers::<T>::default();
+    Arc::new(move |client| {
+        let (answers, withdrawal) = (Arc::clone(&answers), withdrawal.clone());
+        let lookup = (!withdrawal.borrow().shields_up).then(|| lookup(client));
+        Box::pin(async move {
+            let answer = if let Some(answer) = lookup { Some(answer.await?) } else { None };
+            let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+            // They may have gone up during the lookup.
+            if let Some(answer) = answer.filter(|_| !withdrawal.borrow().shields_up) {
+                store(&mut answers, client.ip(), answer.clone());
+                return Ok(answer);
+            }
+            let last = answers.get(&client.ip()).filter(|(at, _)| at.elapsed() < CACHE_TTL);
+            last.cloned().ok_or(LocalApiError::NoGrants)
+        })
+    })
+}
+
+/// Stores an answer; those that are too old give way if there are too many, else it is not stored.
+fn store<T>(answers: &mut HashMap<IpAddr, (Instant, T)>, ip: IpAddr, answer: (Instant, T)) {
+    if answers.len() >= MAX_CLIENTS {
+        answers.retain(|_, (at, _)| at.elapsed() < CACHE_TTL);
+    }
+    if answers.len() < MAX_CLIENTS || answers.contains_key(&ip) {
+        answers.insert(ip, answer);
+    }
 }
 
 impl Identify {
@@ -89,28 +130,18 @@ impl Identify {
 
 /// Looks up a client, and stores the answer.
 fn look_up(ask: &WhoIsLookup, client: SocketAddr, clients: Arc<Mutex<Clients>>) -> Lookup {
-    let (start, answer) = (Instant::now(), ask(client));
+    let answer = ask(client);
     let lookup = async move {
         let answer = answer.await;
         let mut clients = lock(&clients);
         clients.lookups.remove(&client.ip());
-        let identity = answer.inspect_err(|error| tracing::debug!(reason = error.reason(), "whois for {client} failed: {error}")).ok()?;
+        let answer = answer.inspect_err(|error| tracing::debug!(reason = error.reason(), "whois for {client} failed: {error}"));
+        let (start, identity) = answer.ok()?;
         let identity = identity.map(Arc::new);
-        clients.store(client.ip(), start, identity.clone());
+        store(&mut clients.cache, client.ip(), (start, identity.clone()));
         identity
     };
     lookup.boxed().shared()
-}
-
-impl Clients {
-    fn store(&mut self, ip: IpAddr, start: Instant, identity: CachedIdentity) {
-        if self.cache.len() >= MAX_CLIENTS {
-            self.cache.retain(|_, (at, _)| at.elapsed() < CACHE_TTL);
-        }
-        if self.cache.len() < MAX_CLIENTS || self.cache.contains_key(&ip) {
-            self.cache.insert(ip, (start, identity));
-        }
-    }
 }
 
 fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
@@ -136,7 +167,7 @@ mod tests {
             let (running, most) = (Arc::clone(&running), Arc::clone(&most));
             Box::pin(async move {
                 most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                let (second, after) = (begin.elapsed().as_secs(), Duration::from_secs(5));
+                let (start, second, after) = (Instant::now(), begin.elapsed().as_secs(), Duration::from_secs(5));
                 if HANG.contains(&second) {
                     sleep(after).await;
                 }
@@ -145,7 +176,7 @@ mod tests {
                     return Err(LocalApiError::Deadline { call: "whois", after });
                 }
                 let user = User { login: second.to_string(), ..User::default() };
-                Ok(Some(ClientIdentity { user: Some(user), ..ClientIdentity::default() }))
+                Ok((start, Some(ClientIdentity { user: Some(user), ..ClientIdentity::default() })))
             })
         })
     }
@@ -172,5 +203,52 @@ mod tests {
         }
         assert_eq!(most.load(Ordering::SeqCst), 1, "one lookup of an address at a time");
         assert!(waited <= Duration::from_secs(9), "a lookup that hangs delays only the requests of its first second: {waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_has_the_grants_of_its_last_lookup_while_shields_are_up() {
+        let (withdrawal, progress) = watch::channel(WithdrawalProgress::default());
+        let raise = |shields_up| withdrawal.send_modify(|progress| progress.shields_up = shields_up);
+        let filter = withdrawal.clone();
+        let without_grants: WhoIsLookup<&str> = Arc::new(move |client| {
+            let filter = filter.clone();
+            Box::pin(async move {
+                let start = Instant::now();
+                sleep(Duration::from_secs(1)).await;
+                let groups = if filter.borrow().shields_up { "none" } else { "devs" };
+                Ok((start, (client.port() > 1).then_some(groups)))
+            })
+        });
+        let lookup = with_grants(without_grants, progress);
+        let of = |ip: u8, port: u16| lookup(SocketAddr::from(([100, 64, 0, ip], port)));
+        let reason = async |ip: u8| of(ip, 2).await.expect_err("no answer").reason();
+        let answer = async |lookup: BoxFuture<'static, Result<DatedAnswer<&'static str>, _>>| lookup.await.expect("an answer").1;
+        assert_eq!((answer(of(1, 2)).await, answer(of(2, 1)).await), (Some("devs"), None));
+        let during = of(1, 2);
+        raise(true);
+        assert_eq!(answer(during).await, Some("devs"), "they went up during the lookup");
+        assert_eq!((answer(of(1, 2)).await, answer(of(2, 2)).await), (Some("devs"), None));
+        assert_eq!(reason(3).await, "NoGrants", "a client without a last answer");
+        sleep(CACHE_TTL).await;
+        assert_eq!(reason(1).await, "NoGrants", "no right outlives its revocation");
+        raise(false);
+        assert_eq!(answer(of(1, 2)).await, Some("devs"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_identity_is_older_than_promised_while_shields_are_up() {
+        // Each second of the drain's begin, since the last lookup before it.
+        for since in 0..30 {
+            let (begin, (withdrawal, progress)) = (Instant::now(), watch::channel(WithdrawalProgress::default()));
+            let identify = Identify::new(Some(with_grants(tailscaled(begin, Arc::default(), Arc::default()), progress)));
+            for second in 0..60 {
+                sleep_until(begin + Duration::from_secs(second)).await;
+                withdrawal.send_modify(|progress| progress.shields_up = second > since);
+                let client = identify.who(SocketAddr::from(([100, 64, 0, 9], 1))).await;
+                let of = client.and_then(|client| client.user.as_ref()?.login.parse::<u64>().ok());
+                assert!(of.is_none_or(|of| second - of < CACHE_TTL.as_secs()), "{of:?} at {second}, shields up from {since}");
+                assert!(of.is_some() || second >= since + CACHE_TTL.as_secs() / 2, "at {second}, shields up from {since}");
+            }
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! Listeners: one for each port of each virtual host on the loopback network, and on request on each address of the Pod.
+//! Listeners: one for each port of each virtual host on the loopback network, and on request one for connections that end in the kernel, and
+//! one on each address of the Pod.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use super::{ListenerContext, ListenerPort, Loopback, PortSnapshot};
 
 /// Keys of the listeners of the tailnet.
 const TAILNET: RangeInclusive<(ClientNetwork, u16)> = (ClientNetwork::Tailnet, 0)..=(ClientNetwork::Tailnet, u16::MAX);
+/// Keys of the listeners of connections that end in the kernel.
+const KERNEL: RangeInclusive<(ClientNetwork, u16)> = (ClientNetwork::Kernel, 0)..=(ClientNetwork::Kernel, u16::MAX);
 
 /// Listeners of all Tailscale Services.
 #[derive(Debug, Default)]
@@ -90,8 +93,9 @@ impl Listeners {
             let certified = missing.is_empty() || missing.len() < site.hosts.len();
             // The tailnet does not wait for listeners of the cluster.
             let ports = opened.ports.range(TAILNET).map(|((_, port), (_, address, _))| (*port, *address)).collect();
+            let kernel = opened.ports.range(KERNEL).map(|((_, port), (_, address, _))| (*port, address.port())).collect();
             let faults = opened.faults.iter().map(|((_, port), why)| (*port, why.clone())).collect();
-            (name.clone(), SiteStatus { ports, missing, certified, faults })
+            (name.clone(), SiteStatus { ports, kernel, missing, certified, faults })
         };
         self.sites.iter().map(place).collect()
     }
@@ -118,15 +122,17 @@ impl BoundListener {
         tasks: &mut JoinSet<()>,
     ) {
         self.faults.clear();
-        self.ports.retain(|(_, port), (kind, _, closing)| {
-            let stays = site.listeners.get(port).is_some_and(|wanted| is_over_tls(*wanted) == is_over_tls(*kind));
+        let kernel = (shared.kernel_tcp && !site.addresses.is_empty()).then_some(ClientNetwork::Kernel);
+        let cluster = shared.pod_addresses.iter().map(|address| ClientNetwork::Cluster(*address));
+        let networks: Vec<_> = std::iter::once(ClientNetwork::Tailnet).chain(kernel).chain(cluster).collect();
+        self.ports.retain(|(network, port), (kind, _, closing)| {
+            let wanted = site.listeners.get(port).filter(|_| networks.contains(network));
+            let stays = wanted.is_some_and(|wanted| is_over_tls(*wanted) == is_over_tls(*kind));
             if !stays {
                 closing.send_replace(true);
             }
             stays
         });
-        let cluster = shared.pod_addresses.iter().map(|address| ClientNetwork::Cluster(*address));
-        let networks: Vec<_> = std::iter::once(ClientNetwork::Tailnet).chain(cluster).collect();
         let wanted = site.listeners.iter().flat_map(|(port, kind)| networks.iter().map(|network| ((*network, *port), *kind)));
         let missing: Vec<_> = wanted.filter(|(key, _)| !self.ports.contains_key(key)).collect();
         for (key, kind) in missing {
@@ -164,6 +170,8 @@ impl BoundListener {
 fn address_of(network: ClientNetwork, loopback: Loopback, site: Option<Ipv4Addr>, port: u16) -> Option<SocketAddr> {
     match (network, loopback) {
         (ClientNetwork::Cluster(address), _) => Some((address, port).into()),
+        // The node's own addresses appear and change with tailscaled.
+        (ClientNetwork::Kernel, _) => Some((Ipv6Addr::UNSPECIFIED, 0).into()),
         (ClientNetwork::Tailnet, Loopback::Any) => Some((Ipv4Addr::LOCALHOST, 0).into()),
         (ClientNetwork::Tailnet, Loopback::Named) => site.map(|address| listener_addr::at(address, port)),
     }
@@ -175,7 +183,11 @@ fn is_over_tls(listener: Listener) -> bool {
 
 async fn bind(at: Option<SocketAddr>) -> std::io::Result<(TcpListener, SocketAddr)> {
     let at = at.ok_or_else(|| std::io::Error::other("there are more services than addresses"))?;
-    let listener = TcpListener::bind(at).await?;
+    let listener = match TcpListener::bind(at).await {
+        // A kernel without IPv6.
+        Err(_) if at.ip() == Ipv6Addr::UNSPECIFIED => TcpListener::bind((Ipv4Addr::UNSPECIFIED, at.port())).await?,
+        listener => listener?,
+    };
     let at = listener.local_addr()?;
     Ok((listener, at))
 }

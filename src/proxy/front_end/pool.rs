@@ -68,8 +68,8 @@ impl Pools {
     }
 
     /// How connections to the upstreams of a pool are opened.
-    pub(super) fn dialer<'a>(&'a self, pool: &'a Pool, tls: &'a Connector) -> Dialer<'a, Self> {
-        Dialer { protocol: pool.backend.protocol, server_name: &pool.name, tls, permits: self }
+    pub(super) fn dialer<'a>(&'a self, pool: &'a Pool, tls: &Connector) -> Dialer<'a, Self> {
+        Dialer { protocol: pool.backend.protocol, server_name: &pool.name, tls: tls.client(), permits: self }
     }
 
     /// Closes connections that have been idle for `idle`.

@@ -1,5 +1,6 @@
 //! One request: route, upstream request and response.
 
+use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, sleep_until};
 
+use crate::api::routes::BackendProtocol;
 use crate::model::front_end::vhosts::headers;
 
 use super::ListenerPort;
@@ -19,6 +21,7 @@ use super::body::{ClientFault, Download, ProxiedResponse, ResponseGuard, Upload,
 use super::client::ClientConnection;
 use super::dial::DialError;
 use super::seams::{HttpService, OwnResponse};
+use super::sources::SourceFull;
 use super::tunnel::{self, Halves};
 use super::upstream::{SendError, Upstream, UpstreamRequest};
 
@@ -105,22 +108,26 @@ async fn forward_request<S: HttpService>(
     routed: RoutedRequest<S::Route>,
     began: Instant,
 ) -> ProxiedResponse {
-    let RoutedRequest { mut route, mut request, uploading, from, upgrade } = routed;
+    let RoutedRequest { mut route, mut request, mut uploading, from, upgrade } = routed;
     let proxied = async {
         let port = &connection.port;
+        let slot = connection.slot.request().map_err(|full| too_many(connection, full).end(&*service, connection, &route))?;
         let room = Arc::clone(&port.shared.requests).try_acquire_owned();
         let room = room.map_err(|_| Unanswered::Full.end(&*service, connection, &route))?;
         service.authorize(connection, &mut route, request.headers_mut()).await?;
         let ended = |unanswered: Unanswered| unanswered.end(&*service, connection, &route);
         let target = service.upstream(&route, request.headers_mut())?;
+        let long_running = service.is_long_running(&route).then(|| port.shared.stats.began());
         if let Some((protocol, _)) = &upgrade {
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
             request.headers_mut().insert(UPGRADE, protocol.clone());
         }
         let aim = UpstreamRequest { target, from, upgrade: upgrade.is_some() };
-        let response = in_time(&in_flight.0, port.shared.limits.answer_timeout, ask(port, &aim, request, &uploading)).await;
-        let (answer, busy) = response.unwrap_or(Err(Unanswered::Late)).map_err(ended)?;
-        let guard = ResponseGuard { in_flight, _busy: busy, _uploading: uploading, _room: room };
+        let response = in_time(&in_flight.0, port.shared.limits.answer_timeout, ask(port, &aim, request, &mut uploading)).await;
+        let (mut answer, busy) = response.unwrap_or(Err(Unanswered::Late)).map_err(ended)?;
+        service.restrict(&route, answer.headers_mut());
+        uploading.settle();
+        let guard = ResponseGuard { in_flight, _busy: busy, _uploading: uploading, _room: room, _slot: slot, _long_running: long_running };
         match upgrade {
             _ if answer.status() != StatusCode::SWITCHING_PROTOCOLS => Ok((passed(answer, guard), None)),
             Some((protocol, theirs)) if headers::upgrades_to(&protocol, answer.headers()) => {
@@ -129,8 +136,7 @@ async fn forward_request<S: HttpService>(
             }
             _ => {
                 port.counts.failed("Upgrade");
-                let message = "the backend switched to a protocol that was not requested";
-                Err(Box::new(service.respond(connection, StatusCode::BAD_GATEWAY, message)))
+                Err(Unanswered::Protocol.end(&*service, connection, &route))
             }
         }
     };
@@ -151,14 +157,20 @@ enum Unanswered {
     Client(ClientFault),
     /// No endpoint is reachable.
     Unreachable,
+    /// The backend did not process the request.
+    Refused,
     /// The connection broke.
     Broken,
+    /// The backend switched to another protocol.
+    Protocol,
     /// No endpoint is reachable in time.
     Deadline,
     /// Timeout of the backend.
     Late,
-    /// The limit of upstream connections is reached.
+    /// The limit of requests or upstream connections is reached.
     Full,
+    /// The client's limit of requests is reached.
+    Source,
 }
 
 impl Unanswered {
@@ -167,21 +179,25 @@ impl Unanswered {
         if let Some(reason) = self.reason() {
             client.port.counts.aborted(reason);
         }
-        let (status, message) = self.answer();
-        let is_unsent = matches!(self, Self::Unreachable | Self::Deadline);
+        let (status, message) = self.answer(service.upstream_name(route));
+        let is_unsent = matches!(self, Self::Unreachable | Self::Refused | Self::Deadline);
         let status = if is_unsent { service.unreachable(route, status) } else { status };
-        Box::new(service.respond(client, status, message))
+        Box::new(service.respond(client, status, &message))
     }
 
-    fn answer(self) -> (StatusCode, &'static str) {
+    /// Status and message; `upstream` is the name of the upstream.
+    fn answer(self, upstream: &str) -> (StatusCode, Cow<'static, str>) {
         match self {
-            Self::Client(ClientFault::Broken) => (StatusCode::BAD_REQUEST, "malformed or incomplete request body"),
-            Self::Client(ClientFault::Stalled) => (StatusCode::REQUEST_TIMEOUT, "request body timeout"),
-            Self::Unreachable => (StatusCode::BAD_GATEWAY, "cannot connect to the backend"),
-            Self::Broken => (StatusCode::BAD_GATEWAY, "the connection to the backend broke"),
-            Self::Deadline => (StatusCode::GATEWAY_TIMEOUT, "connecting to the backend timed out"),
-            Self::Late => (StatusCode::GATEWAY_TIMEOUT, "backend response timeout"),
-            Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections; try again later"),
+            Self::Client(ClientFault::Broken) => (StatusCode::BAD_REQUEST, "malformed or incomplete request body".into()),
+            Self::Client(ClientFault::Stalled) => (StatusCode::REQUEST_TIMEOUT, "request body timeout".into()),
+            Self::Unreachable => (StatusCode::BAD_GATEWAY, format!("cannot connect to the {upstream}").into()),
+            Self::Refused => (StatusCode::BAD_GATEWAY, format!("the {upstream} refused the request without processing it").into()),
+            Self::Broken => (StatusCode::BAD_GATEWAY, format!("the connection to the {upstream} broke").into()),
+            Self::Protocol => (StatusCode::BAD_GATEWAY, format!("the {upstream} switched to a protocol that was not requested").into()),
+            Self::Deadline => (StatusCode::GATEWAY_TIMEOUT, format!("connecting to the {upstream} timed out").into()),
+            Self::Late => (StatusCode::GATEWAY_TIMEOUT, format!("{upstream} response timeout").into()),
+            Self::Full => (StatusCode::SERVICE_UNAVAILABLE, "too many connections; try again later".into()),
+            Self::Source => (StatusCode::TOO_MANY_REQUESTS, "too many concurrent requests of this client; try again later".into()),
         }
     }
 
@@ -191,9 +207,19 @@ impl Unanswered {
             Self::Client(ClientFault::Stalled) => Some("Client"),
             Self::Late => Some("Backend"),
             Self::Full => Some("Full"),
-            Self::Client(ClientFault::Broken) | Self::Unreachable | Self::Broken | Self::Deadline => None,
+            Self::Source => Some("Source"),
+            Self::Client(ClientFault::Broken) | Self::Unreachable | Self::Refused | Self::Broken | Self::Protocol | Self::Deadline => None,
         }
     }
+}
+
+/// Logs that a client is at its limit of requests.
+fn too_many<C>(connection: &ClientConnection<C>, full: SourceFull) -> Unanswered {
+    if let Some(client) = connection.address.filter(|_| full.is_logged) {
+        let (service, most) = (connection.service(), connection.port.shared.limits.shares.source_requests);
+        tracing::warn!(service, %client, most, "rejecting requests of a client at its limit of concurrent requests; check the client, or raise --max-connections");
+    }
+    Unanswered::Source
 }
 
 /// Waits for a response head, with a deadline after the client's last data.
@@ -211,18 +237,48 @@ async fn in_time<T>(progress: &Progress, limit: Duration, work: impl Future<Outp
     }
 }
 
-/// Tries endpoints in order as long as nothing was sent, then the `ClusterIP`.
+/// A request that may have to be sent again after it was sent without a response.
+struct Repeats {
+    /// `None` if no error permits another attempt.
+    head: Option<Request<()>>,
+    /// Method without effect, and no body.
+    is_safe: bool,
+    was_refused: bool,
+}
+
+impl Repeats {
+    /// Only HTTP/2 reports that a request was not processed, so that a request with effect to an HTTP/1.1 backend is not copied.
+    fn new(request: &Request<Upload>, protocol: BackendProtocol) -> Self {
+        let is_safe_method = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+        let is_safe = is_safe_method && request.body().is_empty() && !request.headers().contains_key(UPGRADE);
+        let is_repeatable = is_safe || protocol != BackendProtocol::Http;
+        Self { head: is_repeatable.then(|| copied(request, ())), is_safe, was_refused: false }
+    }
+
+    /// The request, if it has no effect.
+    fn safe(&self) -> Option<Request<Upload>> {
+        self.head.as_ref().filter(|_| self.is_safe).map(|head| copied(head, Upload::empty()))
+    }
+
+    /// The request, with any method, once after a server has not processed it.
+    fn unprocessed(&mut self, uploading: &mut Uploading) -> Option<Request<Upload>> {
+        let is_first = !std::mem::replace(&mut self.was_refused, true);
+        Some(copied(self.head.as_ref()?, is_first.then(|| uploading.reclaim())??))
+    }
+}
+
+/// Tries endpoints in order as long as nothing was processed, then the `ClusterIP`.
 async fn ask(
     port: &ListenerPort,
     aim: &UpstreamRequest<'_>,
     request: Request<Upload>,
-    uploading: &Uploading,
+    uploading: &mut Uploading,
 ) -> Result<(Response<Incoming>, InFlightGuard), Unanswered> {
     let (pools, counts) = (&port.shared.pools, &port.counts);
     let pool = pools.of(aim.target.backend);
     let dialer = pools.dialer(&pool, aim.target.tls);
     let mut request = Box::new(request);
-    let mut again = repeatable(&request);
+    let mut repeats = Repeats::new(&request, aim.target.backend.protocol);
     for peer in pools.choices(&pool) {
         match peer.send(*request, aim, &dialer).await {
             Ok(answered) => {
@@ -233,10 +289,13 @@ async fn ask(
                 failed(port, &peer, &error)?;
                 request = unsent;
             }
+            Err(SendError::Unprocessed(error)) => {
+                let unanswered = refused(port, &peer, &error, uploading.fault());
+                *request = repeats.unprocessed(uploading).ok_or(unanswered)?;
+            }
             Err(SendError::Sent(error)) => {
                 let unanswered = broken(port, &peer, &error, uploading.fault());
-                // Safe to repeat: the method is idempotent.
-                *request = again.as_ref().map(copy).ok_or(unanswered)?;
+                *request = repeats.safe().ok_or(unanswered)?;
             }
         }
     }
@@ -252,10 +311,15 @@ async fn ask(
                 failed(port, &peer, &error)?;
                 return Err(if matches!(error, DialError::Deadline(_)) { Unanswered::Deadline } else { Unanswered::Unreachable });
             }
+            Err(SendError::Unprocessed(error)) => {
+                let unanswered = refused(port, &peer, &error, uploading.fault());
+                *request = repeats.unprocessed(uploading).ok_or(unanswered)?;
+            }
             Err(SendError::Sent(error)) => {
                 let unanswered = broken(port, &peer, &error, uploading.fault());
+                *request = repeats.safe().ok_or(unanswered)?;
                 // Once, as the address may be that of several servers.
-                *request = again.take().as_ref().map(copy).ok_or(unanswered)?;
+                repeats.is_safe = false;
             }
         }
     }
@@ -273,6 +337,13 @@ fn broken(port: &ListenerPort, peer: &Upstream, error: &hyper::Error, by_client:
     Unanswered::Broken
 }
 
+/// Records that a server has not processed a request.
+fn refused(port: &ListenerPort, peer: &Upstream, error: &hyper::Error, by_client: Option<ClientFault>) -> Unanswered {
+    port.counts.failed("Refused");
+    tracing::debug!(service = port.service, address = %peer.address, %error, "upstream refused a request without processing it");
+    by_client.map_or(Unanswered::Refused, Unanswered::Client)
+}
+
 /// Records an unreachable endpoint. Fails if it is not the endpoint's fault.
 fn failed(port: &ListenerPort, peer: &Upstream, error: &DialError) -> Result<(), Unanswered> {
     port.counts.failed(error.reason());
@@ -282,17 +353,6 @@ fn failed(port: &ListenerPort, peer: &Upstream, error: &DialError) -> Result<(),
     }
     port.shared.pools.note(peer, false);
     Ok(())
-}
-
-/// Copy of a request that may be repeated: safe method, no body.
-fn repeatable(request: &Request<Upload>) -> Option<Request<()>> {
-    let asks_only = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    let plain = asks_only && request.body().is_empty() && !request.headers().contains_key(UPGRADE);
-    plain.then(|| copied(request, ()))
-}
-
-fn copy(request: &Request<()>) -> Request<Upload> {
-    copied(request, Upload::empty())
 }
 
 fn copied<A, B>(request: &Request<A>, body: B) -> Request<B> {

@@ -69,9 +69,20 @@ pub trait HttpService: Debug + Send + Sync + Sized + 'static {
     /// A response of the front end itself, such as 504 for a late one of the upstream.
     fn respond(&self, client: &ClientConnection<Self::Caller>, status: StatusCode, message: &str) -> OwnResponse;
 
-    /// Status of the response where no connection to the upstream was opened; `status` says whether for lack of time.
+    /// Name of the upstream in messages, without article.
+    fn upstream_name(&self, _route: &Self::Route) -> &'static str {
+        "backend"
+    }
+
+    /// Status of the response where the upstream has processed nothing of the request; `status` says whether for lack of time.
     fn unreachable(&self, _route: &Self::Route, status: StatusCode) -> StatusCode {
         status
+    }
+
+    /// Whether a draining replica accepts connections until this request, or its tunnel, has ended: moving the Tailscale Service's address
+    /// would cut it.
+    fn is_long_running(&self, _route: &Self::Route) -> bool {
+        false
     }
 
     /// Protocols to which connections may be upgraded, where these are not those of the front end.
@@ -81,6 +92,9 @@ pub trait HttpService: Debug + Send + Sync + Sized + 'static {
 
     /// Function that removes forbidden fields from a request's trailers.
     fn trailers(&self, route: &Self::Route) -> fn(&mut HeaderMap);
+
+    /// Adds headers to a response of the upstream.
+    fn restrict(&self, _route: &Self::Route, _headers: &mut HeaderMap) {}
 
     /// Counts or logs a response by its route, after its head was received or composed.
     fn answered(&self, _client: &ClientConnection<Self::Caller>, _route: &Self::Route, _status: StatusCode, _waited: Duration) {}

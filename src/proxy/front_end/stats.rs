@@ -45,6 +45,7 @@ pub struct ListenerCounts {
 pub struct Stats {
     sites: Arc<Mutex<BTreeMap<String, Arc<Counts>>>>,
     open: watch::Sender<usize>,
+    long_running: watch::Sender<usize>,
 }
 
 /// Guard of an open connection.
@@ -54,10 +55,13 @@ pub(super) struct OpenGuard {
     all: watch::Sender<usize>,
 }
 
+/// Guard of a long-running request, until its response or tunnel ends.
+#[derive(Debug)]
+pub(super) struct LongRunningGuard(watch::Sender<usize>);
+
 impl Default for Counts {
     fn default() -> Self {
-        let latency = HistogramSample { bounds: &LATENCY_BOUNDS, counts: vec![0; LATENCY_BOUNDS.len() + 1], sum: 0.0 };
-        Self(Mutex::new(ListenerCounts { latency, ..ListenerCounts::default() }))
+        Self(Mutex::new(ListenerCounts { latency: HistogramSample::new(&LATENCY_BOUNDS), ..ListenerCounts::default() }))
     }
 }
 
@@ -67,9 +71,8 @@ impl Counts {
     }
 
     pub(super) fn answered(&self, status: u16, waited: Duration) {
-        let (mut counts, seconds) = (self.locked(), waited.as_secs_f64());
-        counts.latency.counts[LATENCY_BOUNDS.partition_point(|bound| *bound < seconds)] += 1;
-        counts.latency.sum += seconds;
+        let mut counts = self.locked();
+        counts.latency.observe(waited.as_secs_f64());
         if let Some(count) = usize::from(status / 100).checked_sub(1).and_then(|class| counts.codes.get_mut(class)) {
             *count += 1;
         }
@@ -111,6 +114,11 @@ impl Stats {
         self.open.subscribe()
     }
 
+    /// Number of long-running requests.
+    pub fn long_running(&self) -> watch::Receiver<usize> {
+        self.long_running.subscribe()
+    }
+
     pub(super) fn site(&self, name: &str) -> Arc<Counts> {
         let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(sites.entry(name.to_owned()).or_default())
@@ -125,6 +133,18 @@ impl Stats {
         counts.locked().open += 1;
         self.open.send_modify(|open| *open += 1);
         OpenGuard { counts: Arc::clone(counts), all: self.open.clone() }
+    }
+
+    /// Counts a long-running request.
+    pub(super) fn began(&self) -> LongRunningGuard {
+        self.long_running.send_modify(|number| *number += 1);
+        LongRunningGuard(self.long_running.clone())
+    }
+}
+
+impl Drop for LongRunningGuard {
+    fn drop(&mut self) {
+        self.0.send_modify(|number| *number = number.saturating_sub(1));
     }
 }
 

@@ -1,5 +1,6 @@
 //! One upstream address: open connections, load and health.
 
+use std::error::Error as _;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
 use crate::api::routes::BackendProtocol;
+use crate::edge::tls::TlsClient;
 use crate::model::front_end::load_balancer::EndpointHealth;
 use crate::model::front_end::vhosts::headers::join_cookies;
 
@@ -45,12 +47,14 @@ pub(super) struct Upstream {
 #[derive(Debug)]
 struct IdleConnection {
     sender: http1::SendRequest<Upload>,
+    tls: TlsClient,
     used: Instant,
 }
 
 #[derive(Debug)]
 struct MultiplexedConnection {
     sender: http2::SendRequest<Upload>,
+    tls: TlsClient,
     /// Running requests have clones of it.
     streams: Arc<()>,
     used: Instant,
@@ -67,6 +71,8 @@ pub(super) struct UpstreamRequest<'a> {
 pub(super) enum SendError {
     /// Not sent: may be sent to another endpoint.
     Unsent(Box<Request<Upload>>, DialError),
+    /// Not processed by the server, which refused the request or closes the connection.
+    Unprocessed(hyper::Error),
     /// Sent, at least in part.
     Sent(hyper::Error),
 }
@@ -125,7 +131,7 @@ impl Upstream {
                     match sender.try_send_request(request).await {
                         Ok(answer) => {
                             if !aim.upgrade {
-                                self.keep(sender);
+                                self.keep(sender, &dialer.tls);
                             }
                             return Ok((answer, busy));
                         }
@@ -135,6 +141,7 @@ impl Upstream {
                 Sender::Http2(mut sender, stream) => {
                     busy.stream = Some(stream);
                     shape(&mut request, aim, true);
+                    request.body().record();
                     match sender.try_send_request(request).await {
                         Ok(answer) => return Ok((answer, busy)),
                         Err(mut failed) => (failed.take_message(), failed.into_error()),
@@ -150,6 +157,12 @@ impl Upstream {
                 Some(unsent) => {
                     let error = DialError::Http { address: self.address, source: back };
                     return Err(SendError::Unsent(Box::new(unsent), error));
+                }
+                None if is_unprocessed(&back) => {
+                    // The connection gets no further requests.
+                    let stream = busy.stream.as_ref();
+                    self.multiplexed().retain(|connection| stream.is_none_or(|stream| !Arc::ptr_eq(&connection.streams, stream)));
+                    return Err(SendError::Unprocessed(back));
                 }
                 None => return Err(SendError::Sent(back)),
             }
@@ -167,7 +180,7 @@ impl Upstream {
             busy.permit = Some(dialer.permits.permit().await?);
             return Ok((self.dialled(None, dialer).await?, false));
         }
-        if let Some(open) = self.open() {
+        if let Some(open) = self.open(&dialer.tls) {
             return Ok((open, true));
         }
         // Other requests wait for this HTTP/2 connection, and not one after the other for each of several failures.
@@ -175,7 +188,7 @@ impl Upstream {
         if self.multiplexes(dialer.protocol) {
             opening = Some(timeout(CONNECT_TIMEOUT, self.opening.lock()).await.map_err(|_| DialError::Deadline(self.address))?);
         }
-        if let Some(open) = self.open() {
+        if let Some(open) = self.open(&dialer.tls) {
             return Ok((open, true));
         }
         let opening = opening.filter(|_| self.multiplexes(dialer.protocol));
@@ -202,33 +215,35 @@ impl Upstream {
         if let Sender::Http2(sender, streams) = &sender {
             let mut http2 = self.multiplexed();
             // Of connections that were opened at the same time, one is enough.
-            if http2.iter().all(|connection| connection.streams() >= usize::from(MAX_STREAMS)) {
-                http2.push(MultiplexedConnection { sender: sender.clone(), streams: Arc::clone(streams), used: Instant::now() });
+            if !http2.iter().any(|connection| connection.has_room(&dialer.tls)) {
+                let tls = dialer.tls.clone();
+                http2.push(MultiplexedConnection { sender: sender.clone(), tls, streams: Arc::clone(streams), used: Instant::now() });
             }
         }
         Ok(sender)
     }
 
-    /// A pooled connection.
-    fn open(&self) -> Option<Sender> {
+    /// A pooled connection of this TLS client: others trust other servers, such as those of a former CA.
+    fn open(&self, tls: &TlsClient) -> Option<Sender> {
         let mut http2 = self.multiplexed();
         http2.retain(|connection| !connection.sender.is_closed());
-        if let Some(connection) = http2.iter_mut().find(|connection| connection.streams() < usize::from(MAX_STREAMS)) {
+        if let Some(connection) = http2.iter_mut().find(|connection| connection.has_room(tls)) {
             connection.used = Instant::now();
             return Some(Sender::Http2(connection.sender.clone(), Arc::clone(&connection.streams)));
         }
         drop(http2);
         let mut idle_now = self.idle_now();
         idle_now.retain(|connection| !connection.sender.is_closed());
-        let at = idle_now.iter().rposition(|retained| retained.sender.is_ready() && retained.used.elapsed() < IDLE_TIMEOUT)?;
+        let is_usable = |idle: &IdleConnection| idle.tls == *tls && idle.sender.is_ready() && idle.used.elapsed() < IDLE_TIMEOUT;
+        let at = idle_now.iter().rposition(is_usable)?;
         Some(Sender::Http1(idle_now.swap_remove(at).sender))
     }
 
     /// Returns a connection to the pool; it is usable after its current response.
-    fn keep(&self, sender: http1::SendRequest<Upload>) {
+    fn keep(&self, sender: http1::SendRequest<Upload>, tls: &TlsClient) {
         let mut idle_now = self.idle_now();
         if idle_now.len() < MAX_IDLE_PER_UPSTREAM {
-            idle_now.push(IdleConnection { sender, used: Instant::now() });
+            idle_now.push(IdleConnection { sender, tls: tls.clone(), used: Instant::now() });
         }
     }
 
@@ -246,6 +261,19 @@ impl MultiplexedConnection {
     fn streams(&self) -> usize {
         Arc::strong_count(&self.streams) - 1
     }
+
+    /// Whether it may have another request of a TLS client.
+    fn has_room(&self, tls: &TlsClient) -> bool {
+        self.tls == *tls && self.streams() < usize::from(MAX_STREAMS)
+    }
+}
+
+/// Whether an HTTP/2 server has not processed a request (RFC 9113, 8.7): h2 reports GOAWAY only for streams that it does not name.
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let Some(error) = error.source().and_then(|source| source.downcast_ref::<h2::Error>()) else { return false };
+    let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+    let is_closing = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+    error.is_remote() && (is_refused || is_closing)
 }
 
 /// Adapts a request to an HTTP version.

@@ -10,6 +10,7 @@ use crate::api::serve::ServeConfig;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::IngressConfig;
 use crate::model::config::source::ServeContent;
+use crate::model::plan::world::VhostListeners;
 use crate::model::tailnet::advertise::{
     AdvertiseMode, AdvertiseStatus, AdvertiseView, Advertised, AppliedRuleset, DaemonReport, PlacedSites, WithdrawalProgress,
 };
@@ -50,6 +51,8 @@ pub struct Inputs {
 pub struct AdvertiseOutputs {
     pub wanted: watch::Sender<Option<Arc<ServeConfig>>>,
     pub advertised: watch::Sender<Advertised>,
+    /// Listeners of connections that end in the kernel.
+    pub listeners: watch::Sender<Arc<VhostListeners>>,
     pub status: watch::Sender<AdvertiseStatus>,
 }
 
@@ -61,6 +64,7 @@ pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutpu
         if let Some(wanted) = view.serve_config() {
             put(&outputs.wanted, Some(Arc::new(wanted)));
         }
+        put(&outputs.listeners, Arc::new(view.listeners()));
         let (facts, running) = (view.inputs(), view.daemon.running);
         if view.is_complete() && tried {
             put(&outputs.advertised, facts.advertised());
@@ -168,7 +172,8 @@ mod tests {
         };
         let (status_sender, status) = watch::channel(AdvertiseStatus::default());
         let (wanted, advertised) = (watch::channel(None).0, watch::channel(Advertised::default()).0);
-        let task = tokio::spawn(run(inputs, AdvertiseMode::default(), AdvertiseOutputs { wanted, advertised, status: status_sender }));
+        let outputs = AdvertiseOutputs { wanted, advertised, listeners: watch::Sender::default(), status: status_sender };
+        let task = tokio::spawn(run(inputs, AdvertiseMode::default(), outputs));
         // Phase, restarts, seconds in it, and the settled start at their end.
         let steps = [
             (DaemonPhase::Spawned, 0, 90, None),

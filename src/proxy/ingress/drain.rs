@@ -14,6 +14,21 @@ use crate::proxy::front_end::Closing;
 use crate::proxy::ingress::start::{IngressPart, Listening};
 
 impl IngressPart {
+    /// Serves everything as before until no long-running request is in progress, at most for `within`.
+    pub async fn finish_long_running(&self, within: Duration) {
+        let Some(front_end) = &self.front_end else { return };
+        let mut long_running = front_end.handle.stats.long_running();
+        let open = *long_running.borrow_and_update();
+        if open == 0 {
+            return;
+        }
+        tracing::info!(open, limit = ?within, "serving until watches, logs and sessions of clients have ended");
+        // The sender is dropped with the front end.
+        if timeout(within, long_running.wait_for(|open| *open == 0)).await.is_err() {
+            tracing::info!(open = *long_running.borrow(), "drain timeout reached: cutting watches, logs and sessions of clients");
+        }
+    }
+
     /// With advertised services: rejects new connections, and waits for those to `routed` addresses and virtual hosts, at most for `within`.
     /// `meanwhile` runs concurrently and is dropped at the deadline.
     pub async fn reject_new_connections(&mut self, within: Duration, routed: &BTreeSet<IpAddr>, meanwhile: impl Future<Output = ()>) {

@@ -73,10 +73,24 @@ impl HttpService for SiteService {
         }
     }
 
+    fn upstream_name(&self, route: &SiteRoute) -> &'static str {
+        match route {
+            SiteRoute::Vhost(route) => self.vhosts.upstream_name(route),
+            SiteRoute::ApiServer(route) => self.api_server.upstream_name(route),
+        }
+    }
+
     fn unreachable(&self, route: &SiteRoute, status: StatusCode) -> StatusCode {
         match route {
             SiteRoute::Vhost(route) => self.vhosts.unreachable(route, status),
             SiteRoute::ApiServer(route) => self.api_server.unreachable(route, status),
+        }
+    }
+
+    fn is_long_running(&self, route: &SiteRoute) -> bool {
+        match route {
+            SiteRoute::Vhost(route) => self.vhosts.is_long_running(route),
+            SiteRoute::ApiServer(route) => self.api_server.is_long_running(route),
         }
     }
 
@@ -88,6 +102,12 @@ impl HttpService for SiteService {
         match route {
             SiteRoute::Vhost(route) => self.vhosts.trailers(route),
             SiteRoute::ApiServer(route) => self.api_server.trailers(route),
+        }
+    }
+
+    fn restrict(&self, route: &SiteRoute, headers: &mut HeaderMap) {
+        if let SiteRoute::ApiServer(route) = route {
+            self.api_server.restrict(route, headers);
         }
     }
 

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use crate::api::routes::Host;
 use crate::edge::kube::Cluster;
 use crate::edge::tls::TlsError;
-use crate::model::api_server::upstream::ApiServerUpstream;
+use crate::model::api_server::upstream::{self, ApiServerUpstream};
 use crate::model::config::source::ServeContent;
 use crate::model::front_end::vhosts::shares::Shares;
 use crate::model::front_end::vhosts::{Vhosts, shared_host};
@@ -19,6 +19,7 @@ use crate::runtime::tasks::Tasks;
 use crate::runtime::watch_ext::put;
 
 use crate::proxy::api_server;
+use crate::proxy::api_server::callers::LookupOfService;
 use crate::proxy::api_server::start::{ApiServerInputs, ApiServerPart};
 use crate::proxy::certs::{self, CertOutputs};
 use crate::proxy::config::inputs::ConfigPart;
@@ -69,11 +70,11 @@ impl IngressPart {
         let IngressInputs { settings, configs, tailnet, forwarding, .. } = inputs;
         let daemon = tailnet.daemon.as_ref().filter(|_| settings.limits_advertising())?;
         let how = AdvertiseMode { serves: settings.serve.is_some(), on_node: settings.node_sites, auto_advertise: settings.auto_advertise };
-        let front_end = if how.serves { Listening::start(inputs, daemon, tasks) } else { None };
+        let (withdrawal, withdrawal_watch) = watch::channel(WithdrawalProgress::default());
+        let front_end = if how.serves { Listening::start(inputs, daemon, &withdrawal_watch, tasks) } else { None };
         let (wanted, to_serve) = watch::channel(None);
         let (serving_in, serving) = watch::channel(ServeStatus::default());
         let (status_sender, advertise_status) = watch::channel(AdvertiseStatus::default());
-        let (withdrawal, withdrawal_watch) = watch::channel(WithdrawalProgress::default());
         let inputs = advertise::Inputs {
             daemon: daemon.state(),
             netmap: tailnet.netmap.clone(),
@@ -85,7 +86,7 @@ impl IngressPart {
             paths: forwarding.warmup.clone(),
             withdrawal: withdrawal_watch,
         };
-        let outputs = advertise::AdvertiseOutputs { wanted, advertised, status: status_sender };
+        let outputs = advertise::AdvertiseOutputs { wanted, advertised, listeners: forwarding.listeners.clone(), status: status_sender };
         tasks.run_until_stop("advertise", advertise::run(inputs, how, outputs));
         let inputs = serve_config_writer::Inputs { daemon: daemon.state(), wanted: to_serve };
         tasks.run_until_stop("serve", serve_config_writer::run(daemon.api.clone(), inputs, serving_in));
@@ -95,7 +96,12 @@ impl IngressPart {
 
 impl Listening {
     /// Starts the front end; logs and returns `None` if TLS cannot be initialized.
-    fn start(inputs: IngressInputs<'_>, daemon: &DaemonHandle, tasks: &mut Tasks) -> Option<Self> {
+    fn start(
+        inputs: IngressInputs<'_>,
+        daemon: &DaemonHandle,
+        withdrawal: &watch::Receiver<WithdrawalProgress>,
+        tasks: &mut Tasks,
+    ) -> Option<Self> {
         let IngressInputs { settings, cluster, configs, tailnet, forwarding } = inputs;
         let (sites_sender, sites) = watch::channel(Arc::default());
         let upstream = settings.kube.as_ref().and_then(|kube| ApiServerUpstream::read(&kube.server));
@@ -125,7 +131,10 @@ impl Listening {
         let (closing, told_to_close) = watch::channel(Closing::default());
         let certs = cluster.and_then(|cluster| certify(settings, cluster, daemon, tailnet, &sites, tasks));
         let netmap = tailnet.netmap.clone();
-        let inputs = ApiServerInputs { cluster, upstream: upstream.as_ref(), api: &daemon.api, netmap, sites: sites.clone() };
+        let (api, progress) = (daemon.api.clone(), withdrawal.clone());
+        let lookup_of: LookupOfService =
+            Box::new(move |service| identify::with_grants(identify::by(api.clone(), service), progress.clone()));
+        let inputs = ApiServerInputs { cluster, upstream: upstream.as_ref(), lookup_of, netmap, sites: sites.clone() };
         let set_up = |error: &TlsError| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}");
         let (service, api_server) = api_server::start::start(inputs, tasks).inspect_err(set_up).ok()?;
         let inputs = front_end::Inputs {
@@ -135,11 +144,13 @@ impl Listening {
             closing: told_to_close,
             node: settings.pod.node.clone(),
             loopback: Loopback::Named,
+            kernel_tcp: settings.kernel_tcp(),
             pod_addresses: settings.pod_sites.clone(),
             limits,
             upgrades: front_end.upgrades.clone(),
         };
-        let (handle, work) = VhostService::new(Some(identify::by(daemon.api.clone())))
+        let lookup = identify::with_grants(identify::by(daemon.api.clone(), ""), withdrawal.clone());
+        let (handle, work) = VhostService::new(Some(lookup))
             .and_then(|vhosts| front_end::create(inputs, SiteService { vhosts, api_server: service }))
             .inspect_err(set_up)
             .ok()?;
@@ -191,7 +202,7 @@ async fn follow(
     loop {
         if let Some(served) = served.borrow_and_update().as_ref() {
             let listened = shared_host::listened(&served.sites, on_node);
-            put(&sites, upstream.as_ref().map_or(Arc::clone(&listened), |upstream| upstream.routed(&listened)));
+            put(&sites, upstream::routed(upstream.as_ref(), &listened));
         }
         if served.changed().await.is_err() {
             return;

@@ -17,9 +17,10 @@ families! {
         requests: Counter "tailyard_http_requests_total" ["proxied_service", "code"] "Requests by status class",
         handshakes: Counter "tailyard_tls_handshakes_total" ["proxied_service", "result"] "TLS handshakes by result",
         refused: Counter "tailyard_http_connections_rejected_total" ["proxied_service", "reason"]
-            "Client connections closed before a request: malformed or late PROXY header, or the limit of one client address (`Source`)",
+            "Client connections closed before a request: malformed or late PROXY header, the limit of one client address (`Source`), or not opened to the Tailscale Service (`Destination`)",
         aborted: Counter "tailyard_http_requests_aborted_total" ["proxied_service", "reason"]
-            "Requests aborted by a timeout of the `Client`, the `Backend` or a `Tunnel`, or rejected by a limit (`Full`)",
+            "Requests aborted by a timeout of the `Client`, the `Backend` or a `Tunnel`, or rejected by a limit of the Pod (`Full`) or of a client \
+             (`Source`)",
         failures: Counter "tailyard_http_upstream_errors_total" ["proxied_service", "reason"]
             "Failed attempts to send a request to an endpoint; a retry may have succeeded",
         missing: Gauge "tailyard_certificate_missing" ["proxied_service", "name"] "1 for each host without a certificate",

@@ -193,16 +193,18 @@ impl DaemonHandle {
         self.netmap.clone()
     }
 
-    /// Stops advertising Tailscale Services for good: the config is no longer read. True if any were advertised.
-    pub async fn stop_advertising(&self) -> Result<bool, LocalApiError> {
+    /// Stops advertising Tailscale Services, and the routes of a Connector, for good: the config is no longer read. The next tailscaled advertises
+    /// what its config says. True if any were advertised.
+    pub async fn stop_advertising(&self, connector: bool) -> Result<bool, LocalApiError> {
         let (done, frozen) = oneshot::channel();
         if self.commands.send(DaemonCommand::Freeze(done)).await.is_ok() {
             drop(frozen.await);
         }
-        if self.api.prefs().await?.advertise_services.is_empty() {
+        if !connector && self.api.prefs().await?.advertise_services.is_empty() {
             return Ok(false);
         }
-        let none = MaskedPrefs { advertise_services: Some(Vec::new()), ..MaskedPrefs::default() };
+        let advertise_routes = connector.then(Vec::new);
+        let none = MaskedPrefs { advertise_services: Some(Vec::new()), advertise_routes, ..MaskedPrefs::default() };
         self.api.edit_prefs(&none).await.map(|_| true)
     }
 

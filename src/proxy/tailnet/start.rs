@@ -72,14 +72,14 @@ impl TailnetPart {
         }
     }
 
-    /// Withdraws the services that only tailscaled's config advertises; takes at most `within`.
-    pub async fn stop_advertising(&self, within: Duration) {
+    /// Withdraws the services that only tailscaled's config advertises, and the routes of a Connector; takes at most `within`.
+    pub async fn stop_advertising(&self, within: Duration, connector: bool) {
         let Some(daemon) = &self.daemon else { return };
-        match timeout(within, daemon.stop_advertising()).await {
-            Ok(Ok(true)) => tracing::info!("withdrew this replica's services"),
+        match timeout(within, daemon.stop_advertising(connector)).await {
+            Ok(Ok(true)) => tracing::info!("withdrew this replica's services and routes"),
             Ok(Ok(false)) => {}
-            Ok(Err(error)) => tracing::warn!(reason = error.reason(), "cannot withdraw this replica's services: {error}"),
-            Err(_) => tracing::warn!("tailscaled does not answer: cannot withdraw this replica's services"),
+            Ok(Err(error)) => tracing::warn!(reason = error.reason(), "cannot withdraw this replica's services and routes: {error}"),
+            Err(_) => tracing::warn!("tailscaled does not answer: cannot withdraw this replica's services and routes"),
         }
     }
 

@@ -82,6 +82,7 @@ impl Applier {
             ControlAction::ApproveRoutes { device, add, remove, .. } => {
                 Ok(self.controls.approve_routes(tailnet, &device, &add, &remove).await)
             }
+            ControlAction::ReadRoutes { device } => Ok(Ok(self.controls.read_routes(tailnet, &device).await)),
             ControlAction::RecordDevice { ordinal, device, domain, report, recorded, draft } => {
                 let replica = names::replica(&observed.workload, ordinal);
                 let claim = DeviceClaim { device: &device, domain: domain.as_deref(), report: &report, recorded: recorded.as_ref() };

@@ -53,6 +53,10 @@ impl Applier {
                 let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
                 Resource::PROXY_GROUP.reference("", name, uid)
             }
+            WorkloadKey::Connector(name) => {
+                let uid = observed.connector.as_ref().and_then(|connector| connector.metadata.uid.clone());
+                Resource::CONNECTOR.reference("", name, uid)
+            }
             WorkloadKey::Ingress(namespace, name) => {
                 // The faults of an Ingress end after it was assigned to another workload.
                 let uid = match observed.publish.ingresses.get(&(namespace.clone(), name.clone())) {

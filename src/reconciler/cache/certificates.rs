@@ -15,6 +15,8 @@ use super::{ClusterCache, WatchRole};
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::ingress::spec::ingress::certificates;
+use crate::model::controller::policy::operator_device::OperatorDevice;
+use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::controller::workload::objects::certificate::pair;
 use crate::model::controller::workload::observed::UserCertificate;
@@ -58,9 +60,20 @@ impl ClusterCache {
         self.certificates.insert(name, (version(metadata["resourceVersion"].as_str()), read(secret)));
     }
 
-    /// The Secret that a group names as the certificate of the Kubernetes API.
-    fn api_server_certificate(&self, key: &WorkloadKey) -> Option<&str> {
-        self.get::<ProxyGroup>(key.group()?)?.api_server_certificate()
+    /// The Secret that a group, or the settings of the operator's device, name as the certificate of the Kubernetes API.
+    pub(super) fn api_server_certificate(&self, key: &WorkloadKey) -> Option<&str> {
+        match key.group() {
+            Some(group) => self.get::<ProxyGroup>(group)?.api_server_certificate(),
+            None => self.operator_device(key)?.certificate.as_deref(),
+        }
+    }
+
+    /// The operator's device, if a workload is that.
+    pub(super) fn operator_device(&self, key: &WorkloadKey) -> Option<&OperatorDevice> {
+        match self.standalone_parent(key)? {
+            Parent::Service(service) => self.assignment.device_of(service),
+            Parent::Ingress(_) => None,
+        }
     }
 
     /// Existing Secrets that a group or its Ingresses name, with metadata and version. All are in the namespace of the proxies.

@@ -31,6 +31,10 @@ impl ClusterCache {
             _ => owners(role, id, object),
         };
         let published = self.publishing_groups(role, id, object);
+        if matches!(role, WatchRole::Owned(_)) {
+            keys.extend(role.own_key(id));
+        }
+        keys.extend(self.nameserver_key(role, id));
         keys.extend(workloads.into_iter().chain(published).map(WorkKey::Workload));
         keys
     }
@@ -93,8 +97,11 @@ impl ClusterCache {
         self.groups().filter(|(_, group)| is(group)).map(|(name, _)| WorkloadKey::of_group(name)).collect()
     }
 
-    pub(super) fn groups_with_nodes(&self) -> BTreeSet<WorkKey> {
-        self.groups_that(|group| self.class_with_nodes(group)).into_iter().map(WorkKey::Workload).collect()
+    /// Workloads with static endpoints.
+    pub(super) fn users_of_nodes(&self) -> BTreeSet<WorkKey> {
+        let groups = self.groups().map(|(name, _)| WorkloadKey::of_group(name));
+        let all = groups.chain(self.connectors().map(|(key, _)| key));
+        all.filter(|key| self.has_static_endpoints(key)).map(WorkKey::Workload).collect()
     }
 }
 

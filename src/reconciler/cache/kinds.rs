@@ -12,8 +12,11 @@ use serde_json::Value;
 
 use super::indices::Indices;
 use super::{ClusterCache, Id};
+use crate::api::connector::Connector;
+use crate::api::dnsconfig::DNSConfig;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
+use crate::api::proxygrouppolicy::ProxyGroupPolicy;
 use crate::api::tailnet::Tailnet;
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange, WatchedObject};
 use crate::model::controller::key::{Publisher, WorkloadKey};
@@ -32,6 +35,8 @@ pub use delivered::{Delivered, ParsedObject};
 
 mod cluster;
 pub(super) mod delivered;
+mod group_policy;
+mod nameserver;
 mod owned;
 mod tailscale;
 mod users;
@@ -43,6 +48,10 @@ pub enum WorkKey {
     Workload(WorkloadKey),
     Class(String),
     Tailnet(String),
+    /// Policies of a namespace.
+    GroupPolicies(String),
+    /// The nameserver of the `DNSConfigs`.
+    Nameserver,
     /// Control plane of groups without Tailnet.
     DefaultControlPlane,
     /// A user's object with annotations that have no effect.
@@ -56,6 +65,8 @@ impl WorkKey {
             Self::Workload(key) => key.kind(),
             Self::Class(_) => "ProxyClass",
             Self::Tailnet(_) => "Tailnet",
+            Self::GroupPolicies(_) => "ProxyGroupPolicy",
+            Self::Nameserver => "DNSConfig",
             Self::DefaultControlPlane => "ControlPlane",
             Self::Annotations(publisher) => publisher.source.kind(),
         }
@@ -66,8 +77,8 @@ impl WorkKey {
         match self {
             Self::Workload(key) if key.namespace().is_empty() => key.name().to_owned(),
             Self::Workload(key) => format!("{}/{}", key.namespace(), key.name()),
-            Self::Class(name) | Self::Tailnet(name) => name.clone(),
-            Self::DefaultControlPlane => String::new(),
+            Self::Class(name) | Self::Tailnet(name) | Self::GroupPolicies(name) => name.clone(),
+            Self::Nameserver | Self::DefaultControlPlane => String::new(),
             Self::Annotations(publisher) => publisher.name.clone(),
         }
     }
@@ -81,7 +92,8 @@ impl QueueKey for WorkKey {
         let namespace = match self {
             Self::Workload(key) => key.namespace(),
             Self::Annotations(publisher) => &publisher.namespace,
-            Self::Class(_) | Self::Tailnet(_) | Self::DefaultControlPlane => "",
+            // Policies do not wait for the work of the namespace that they limit.
+            Self::Class(_) | Self::Tailnet(_) | Self::GroupPolicies(_) | Self::Nameserver | Self::DefaultControlPlane => "",
         };
         if namespace.is_empty() { (String::new(), self.name()) } else { (namespace.to_owned(), String::new()) }
     }
@@ -222,7 +234,7 @@ macro_rules! watched_kinds {
             pub(super) fn own_key(self, id: &Id) -> Option<WorkKey> {
                 match self {
                     $(Self::$role => <$kind as WatchedKind>::own_key(id),)*
-                    Self::Owned(_) => None,
+                    Self::Owned(kind) => group_policy::admission_key(kind, id),
                 }
             }
 
@@ -267,6 +279,9 @@ macro_rules! watched_kinds {
 watched_kinds! {
     Group(ProxyGroup) "ProxyGroup" Resource::PROXY_GROUP, WatchScope::Everywhere;
     Class(ProxyClass) "ProxyClass" Resource::PROXY_CLASS, WatchScope::Everywhere;
+    Connector(Connector) "Connector" Resource::CONNECTOR, WatchScope::Everywhere;
+    DnsConfig(DNSConfig) "DNSConfig" Resource::DNS_CONFIG, WatchScope::Everywhere;
+    GroupPolicy(ProxyGroupPolicy) "ProxyGroupPolicy" Resource::PROXY_GROUP_POLICY, WatchScope::Everywhere;
     Tailnet(Tailnet) "Tailnet" Resource::TAILNET, WatchScope::Everywhere;
     /// Users' Services, pruned unless they concern a group.
     Service(Service) "Service of users" Resource::SERVICE, WatchScope::Users;
@@ -298,10 +313,14 @@ impl WatchRole {
             | Self::BackendSlice
             | Self::Owned(Kind::RoleBinding | Kind::Secret)
             | Self::Credentials
-            | Self::CreateFailure => true,
+            | Self::CreateFailure
+            // Administrators, who may delegate a namespace.
+            | Self::GroupPolicy => true,
             // Administrators; the cluster, which reports readiness, also in the status of the reconciler's objects.
             Self::Group
             | Self::Class
+            | Self::Connector
+            | Self::DnsConfig
             | Self::Tailnet
             | Self::IngressClass
             | Self::Namespace
@@ -318,7 +337,10 @@ impl WatchRole {
                 | Kind::EndpointSlice
                 | Kind::PodDisruptionBudget
                 | Kind::StatefulSet
-                | Kind::ServiceMonitor,
+                | Kind::ServiceMonitor
+                | Kind::Deployment
+                | Kind::AdmissionPolicy
+                | Kind::AdmissionBinding,
             ) => false,
         }
     }

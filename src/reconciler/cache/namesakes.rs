@@ -11,7 +11,9 @@ use tokio::time::Instant;
 
 use super::indices::RequestRank;
 use super::name_index::{ClaimState, NameClaim};
+use super::publishers::own_request;
 use super::{CachedObject, ClusterCache};
+use crate::api::connector::Connector;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::key::{Publisher, WorkloadKey};
@@ -30,7 +32,7 @@ impl ClusterCache {
             CachedObject::Service(service) => Parent::Service(service),
             _ => return None,
         };
-        self.assignment.has_own_proxy(parent).then(|| (parent.label(), parent.publisher()))
+        self.assignment.has_own_proxy(parent).then(|| (self.assignment.label(parent), parent.publisher()))
     }
 
     /// Rank of an object with a proxy of its own among those of its namespace.
@@ -71,7 +73,7 @@ impl ClusterCache {
     /// Objects of other workloads that have one of these labels, or request it in this tailnet and are not refused: those of which one can be
     /// the first for an object of this workload.
     pub(super) fn namesakes(&self, of: &WorkloadKey, labels: &BTreeSet<String>) -> BTreeMap<String, Vec<Namesake>> {
-        let own = self.standalone_parent(of).map(Parent::label);
+        let own = self.standalone_parent(of).map(|parent| self.assignment.label(parent));
         let labels: BTreeSet<&String> = if of.is_standalone() { own.iter().collect() } else { labels.iter().collect() };
         if of.group().is_some_and(|name| self.group(name).is_none()) {
             return BTreeMap::new();
@@ -101,8 +103,15 @@ impl ClusterCache {
             claimants.claims(object, label).map(move |claim| (workload(claim), object.clone()))
         });
         let replicas = self.groups_of_host_name(label).map(|group| (group.clone(), group));
-        let all = proxies.chain(of_groups).chain(moves).chain(self.holding_groups(label).cloned()).chain(replicas);
+        let device = self.reserved(label).map(|device| (device.clone(), device));
+        let all = proxies.chain(of_groups).chain(moves).chain(self.holding_groups(label).cloned()).chain(replicas).chain(device);
         all.filter(|(workload, _)| workload != of).collect()
+    }
+
+    /// The operator's device, if this label is its own by the settings, whether or not its Service exists.
+    fn reserved(&self, label: &str) -> Option<WorkloadKey> {
+        let device = self.assignment.device.as_ref().filter(|device| device.hostname == label);
+        device.map(|_| own_request(&self.assignment.own_namespace))
     }
 
     /// Objects by which a workload has or requests a label.
@@ -113,31 +122,46 @@ impl ClusterCache {
         requests.chain(recorded).collect()
     }
 
-    /// Groups that have a label, each with the object or itself.
+    /// Groups and Connectors that have a label, each with the object or itself.
     fn holding_groups(&self, label: &str) -> impl Iterator<Item = &(WorkloadKey, WorkloadKey)> {
-        // Groups are the first keys.
+        // They are the first keys.
         let holders = self.indices.holders.get(label).into_iter().flat_map(BTreeMap::keys);
         holders.take_while(|(workload, _)| !workload.is_standalone())
     }
 
     /// Groups of whose replicas one has this host name, or gets it when the group is scaled.
     fn groups_of_host_name(&self, label: &str) -> impl Iterator<Item = WorkloadKey> {
-        let numbered = label.rsplit_once('-').filter(|(_, number)| number.parse::<u16>().is_ok_and(|parsed| parsed.to_string() == *number));
-        let prefix = numbered.map(|(prefix, _)| prefix.to_owned());
+        let prefix = numbered(label).map(|(prefix, _)| prefix.to_owned());
         let groups = prefix.into_iter().flat_map(|prefix| self.groups().filter(move |(_, group)| group.hostname_prefix() == prefix));
         groups.map(|(name, _)| WorkloadKey::of_group(name))
     }
 
+    /// Host names that a group requests for its replicas and that devices of Connectors have.
+    pub(super) fn connector_hostnames(&self, key: &WorkloadKey) -> BTreeSet<String> {
+        let Some(group) = key.group().and_then(|name| self.group(name)) else { return BTreeSet::new() };
+        let replicas = self.connectors().filter_map(|(connector, _)| self.indices.workloads.get(&connector));
+        let configs = replicas.flat_map(|members| members.replicas.values()).filter_map(|replica| replica.config.as_ref());
+        let requests = |label: &String| {
+            numbered(label)
+                .is_some_and(|(prefix, number)| prefix == group.hostname_prefix() && u32::from(number) < group.spec.desired_replicas())
+        };
+        configs.flat_map(|config| config.names()).filter(requests).collect()
+    }
+
     pub(super) fn namesake(&self, of: &WorkloadKey, (workload, subject): (WorkloadKey, WorkloadKey), label: &str) -> Option<Namesake> {
         let claimant = subject.publisher();
-        let metadata = match (&claimant, subject.group()) {
+        let metadata = match (&claimant, &subject) {
             (Some(claimant), _) => self.claimant(claimant).and_then(|(_, object)| object.user_metadata()),
-            (None, Some(group)) => self.get::<ProxyGroup>(group).map(|group| &group.metadata),
-            (None, None) => None,
+            (None, WorkloadKey::Connector(name)) => self.get::<Connector>(name).map(|connector| &connector.metadata),
+            (None, subject) => self.get::<ProxyGroup>(subject.group_name()).map(|group| &group.metadata),
         };
         let is_live = metadata.is_some_and(|metadata| metadata.deletion_timestamp.is_none());
         let has_record = self.indices.holders.get(label).is_some_and(|holders| holders.contains_key(&(workload.clone(), subject.clone())));
+        let is_reserved = self.reserved(label).as_ref() == Some(&workload);
         let holds = match &claimant {
+            _ if is_reserved => true,
+            // A Connector that has the name leaves it to no replica that only requests it.
+            None if matches!(of, WorkloadKey::Connector(_)) && self.holding_groups(label).any(|(holder, _)| holder == of) => has_record,
             None => true,
             Some(_) if workload.is_standalone() => has_record,
             // Another group may take over the Tailscale Service of a deleted object.
@@ -150,7 +174,7 @@ impl ClusterCache {
         let age = owned_age(metadata);
         self.tailnet_of(&workload)?;
         let is_same_tailnet = self.is_same_tailnet(of, &workload);
-        (holds || (is_same_tailnet && requests())).then_some(Namesake { workload, subject, age, holds, is_same_tailnet })
+        (holds || (is_same_tailnet && requests())).then_some(Namesake { workload, subject, age, holds, is_same_tailnet, is_reserved })
     }
 
     /// Whether a group's config has a name without the object: that of the Tailscale operator does not say for which.
@@ -194,6 +218,13 @@ impl ClusterCache {
             self.index_claims(object);
         }
     }
+}
+
+/// Prefix and number of a host name that a replica of a group can have.
+fn numbered(label: &str) -> Option<(&str, u16)> {
+    let (prefix, number) = label.rsplit_once('-')?;
+    let parsed: u16 = number.parse().ok()?;
+    (parsed.to_string() == number).then_some((prefix, parsed))
 }
 
 /// Age of an object; one that does not exist is the oldest.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::index::ordinal;
 use super::keys::has_tenants;
 use super::{ClusterCache, Id, WatchRole, WorkKey, publishers};
-use crate::api::names;
+use crate::api::connector::Connector;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
@@ -42,7 +42,7 @@ pub struct ControlPlaneView {
     pub tailnet: TailnetState,
     pub denied: BTreeMap<String, ControlPlaneError>,
     pub listed: Option<Arc<ServiceList>>,
-    pub approved: BTreeMap<DeviceId, Approved>,
+    pub approved: OrdMap<DeviceId, Approved>,
     pub device_reads: OrdMap<DeviceId, DeviceRead>,
 }
 
@@ -51,10 +51,7 @@ impl ClusterCache {
         let ControlPlaneView { tailnet, denied, listed, approved, device_reads } = plane;
         let parent = self.standalone_parent(key);
         let group = key.group().and_then(|name| self.group(name));
-        let class = match parent {
-            Some(parent) => requests::class(parent.metadata(), self.default_class.as_deref()),
-            None => group.as_deref().and_then(|group| self.class_of(group)),
-        };
+        let class = self.class_name(key);
         let targets = self.target_inputs(parent, class);
         let class = class.map_or(Class::None, |name| self.class_state(name));
         let workload = self.workload(key);
@@ -78,6 +75,7 @@ impl ClusterCache {
             key: key.clone(),
             now,
             group,
+            connector: if let WorkloadKey::Connector(name) = key { self.get(name).cloned() } else { None },
             class,
             tailnet,
             create_failure: self.create_failure(&workload, &replicas, now),
@@ -98,6 +96,7 @@ impl ClusterCache {
             publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
             assignment: self.rules_of_passes(),
+            takeover_fault: None,
             replacements: 0,
             devices,
             denied,
@@ -125,6 +124,10 @@ impl ClusterCache {
         self.all_of().map(|((_, name), group)| (name, group))
     }
 
+    pub(super) fn connectors(&self) -> impl Iterator<Item = (WorkloadKey, &Arc<Connector>)> {
+        self.all_of().map(|((_, name), connector)| (WorkloadKey::Connector(name.clone()), connector))
+    }
+
     pub(super) fn classes(&self) -> impl Iterator<Item = &Arc<ProxyClass>> {
         self.all_of().map(|(_, class)| class)
     }
@@ -137,18 +140,20 @@ impl ClusterCache {
         self.classes().filter(|class| class.metadata.name.as_deref() != Some(name)).cloned().collect()
     }
 
-    /// Groups and standalone Services and Ingresses that use a class.
+    /// Groups, Connectors, and standalone Services and Ingresses that use a class.
     pub fn users_of_class(&self, name: &str) -> Vec<WorkloadKey> {
         let default = self.default_class.as_deref();
         let uses = |parent| self.assignment.has_own_proxy(parent) && requests::class(parent.metadata(), default) == Some(name);
         let standalone = self.standalone_keys().filter(|key| self.standalone_parent(key).is_some_and(uses)).cloned();
-        self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().chain(standalone).collect()
+        let connectors = self.connectors().map(|(key, _)| key).filter(|key| self.class_name(key) == Some(name));
+        self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().chain(connectors).chain(standalone).collect()
     }
 
-    /// Groups of a Tailnet; with `None`, groups that name no Tailnet, and standalone proxies.
+    /// Groups and Connectors of a Tailnet; with `None`, those that name no Tailnet, and standalone proxies.
     pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<WorkloadKey> {
         let services = self.standalone_keys().filter(|_| name.is_none()).cloned();
-        self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().chain(services).collect()
+        let connectors = self.connectors().filter(|(_, connector)| connector.spec.tailnet.as_deref() == name).map(|(key, _)| key);
+        self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().chain(connectors).chain(services).collect()
     }
 
     /// Tailnets that name a Secret as credentials.
@@ -162,6 +167,17 @@ impl ClusterCache {
         self.groups().filter(|(_, group)| !self.types.contains(&group.spec.type_)).count()
     }
 
+    /// Name of the class that a workload requests. A Connector has no default class, as under the Tailscale operator.
+    pub(super) fn class_name(&self, key: &WorkloadKey) -> Option<&str> {
+        match key {
+            WorkloadKey::ProxyGroup(name) => self.get::<ProxyGroup>(name).and_then(|group| self.class_of(group)),
+            WorkloadKey::Connector(name) => self.get::<Connector>(name)?.spec.proxy_class.as_deref().filter(|class| !class.is_empty()),
+            WorkloadKey::Service(..) | WorkloadKey::Ingress(..) => {
+                requests::class(self.standalone_parent(key)?.metadata(), self.default_class.as_deref())
+            }
+        }
+    }
+
     pub(super) fn class_of<'a>(&'a self, group: &'a ProxyGroup) -> Option<&'a str> {
         let own = group.spec.proxy_class.as_deref().filter(|name| !name.is_empty());
         own.or(self.default_class.as_deref())
@@ -172,6 +188,7 @@ impl ClusterCache {
         let own = WatchRole::TYPED.iter().flat_map(|role| self.objects(*role).filter_map(|(id, _)| role.own_key(id)));
         let workloads = self.indices.workloads.keys().cloned().map(WorkKey::Workload);
         let recorded = self.recorded_keys();
+        let own = own.chain(self.admission_keys()).chain(self.nameserver_leftovers());
         own.chain(workloads).chain([WorkKey::DefaultControlPlane]).chain(self.annotation_keys()).chain(recorded).collect()
     }
 
@@ -264,10 +281,10 @@ impl ClusterCache {
         (replicas, waiting)
     }
 
-    /// Name of a group's workload, or of a standalone proxy; empty if others have all that a new one tries.
+    /// Name of a group's workload, or of another one; empty if others have all that a new one tries.
     pub(super) fn workload(&self, key: &WorkloadKey) -> String {
-        if !key.is_standalone() {
-            return key.name().to_owned();
+        if let Some(group) = key.group() {
+            return group.to_owned();
         }
         let owned = self.indices.workloads.get(key).into_iter().flat_map(|members| &members.owned);
         let has_device = |set: &str| {
@@ -276,9 +293,9 @@ impl ClusterCache {
         if let Some(name) = naming::workload(key, owned, has_device) {
             return name.to_owned();
         }
-        let uid = self.standalone_parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
+        let uid = self.uid(key).unwrap_or_default();
         let is_free = |name: &String| self.named_workload(name).is_none_or(|other| other == *key);
-        (0..naming::MAX_NAMES).map(|attempt| naming::new_name(key, uid, attempt)).find(is_free).unwrap_or_default()
+        (0..naming::MAX_NAMES).map(|attempt| naming::new_name(key, &uid, attempt)).find(is_free).unwrap_or_default()
     }
 
     /// The Service or Ingress of a key of a standalone proxy.
@@ -333,9 +350,10 @@ impl ClusterCache {
 
     /// UID of the object that requests a workload.
     pub fn uid(&self, key: &WorkloadKey) -> Option<String> {
-        match key.group() {
-            Some(group) => self.group(group)?.metadata.uid.clone(),
-            None => self.standalone_parent(key)?.metadata().uid.clone(),
+        match key {
+            WorkloadKey::ProxyGroup(group) => self.group(group)?.metadata.uid.clone(),
+            WorkloadKey::Connector(name) => self.get::<Connector>(name)?.metadata.uid.clone(),
+            WorkloadKey::Service(..) | WorkloadKey::Ingress(..) => self.standalone_parent(key)?.metadata().uid.clone(),
         }
     }
 
@@ -349,7 +367,7 @@ impl ClusterCache {
         let mut lost = BTreeMap::new();
         for pod in self.pods() {
             let key = pod.metadata.labels.as_ref().and_then(workload_of);
-            if let Some(key) = key.filter(|key| is_lost(pod) || !key.is_standalone()) {
+            if let Some(key) = key.filter(|key| is_lost(pod) || key.group().is_some()) {
                 *lost.entry(key.label()).or_default() += usize::from(is_lost(pod));
             }
         }
@@ -364,10 +382,11 @@ impl ClusterCache {
         self.indices.workloads.get(key).map(|members| members.services.clone()).unwrap_or_default()
     }
 
-    /// Node ports of other groups' Services, and rejected ones.
+    /// Node ports of other workloads' Services, and rejected ones.
     fn node_ports(&self, key: &WorkloadKey) -> BTreeSet<u16> {
         let services = self.objects(WatchRole::Owned(Kind::Service)).filter_map(|(_, object)| object.owned());
-        let others = services.filter(|service| service["metadata"]["labels"][names::PARENT] != key.name());
+        let owner = |service: &Value| WorkloadKey::of_labels(|label| service["metadata"]["labels"][label].as_str());
+        let others = services.filter(|service| owner(service).as_ref() != Some(key));
         let ports = others.flat_map(|service| service["spec"]["ports"].as_array().into_iter().flatten());
         let node_ports = ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok());
         node_ports.chain(self.refused_ports.keys().copied()).collect()

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::name_index::ClaimState;
 use super::{CachedObject, ClusterCache, Id, WatchRole};
+use crate::api::connector::Connector;
 use crate::api::names;
 use crate::api::routes::Origin;
 use crate::api::vip::PREFIX;
@@ -17,6 +18,7 @@ use crate::model::controller::ingress::spec::backend::backends;
 use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::ingress::spec::{has_conditions, service_name};
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
+use crate::model::controller::kinds::connector::hostnames;
 use crate::model::controller::kinds::standalone::handover::proxy_conflict;
 use crate::model::controller::policy::requests::{ingress_label, is_recorded, service_label};
 use crate::model::controller::workload::finalizers;
@@ -35,6 +37,11 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
         PublishSource::Service => WatchRole::Service,
         PublishSource::ProxyGroup => WatchRole::Group,
     }
+}
+
+/// Key of the operator's device.
+pub(in crate::reconciler) fn own_request(namespace: impl AsRef<str>) -> WorkloadKey {
+    WorkloadKey::of_object(PublishSource::Service, namespace.as_ref(), names::API_SERVER_SERVICE)
 }
 
 /// Kind of the objects of a role that can request a name.
@@ -114,7 +121,8 @@ impl ClusterCache {
         let recorded = origins.keys().filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
         let labels = ingresses.values().map(|ingress| ingress_label(ingress));
         let labels = labels.chain(asking.iter().map(|(_, service)| service_label(service))).chain(recorded);
-        let labels: BTreeSet<String> = labels.chain(self.api_server_label(key)).collect();
+        let hostnames = self.connector_labels(key).into_iter().chain(self.connector_hostnames(key));
+        let labels: BTreeSet<String> = labels.chain(self.api_server_label(key)).chain(hostnames).collect();
         let namesakes = self.namesakes(key, &labels);
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(key, label)));
         let mut rivals: BTreeMap<_, _> = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
@@ -145,7 +153,7 @@ impl ClusterCache {
             namesakes,
             served_by_others,
             listed: None,
-            approved: BTreeMap::new(),
+            approved: OrdMap::new(),
         }
     }
 
@@ -163,19 +171,37 @@ impl ClusterCache {
     pub(super) fn showing(&self, secret: &str) -> BTreeSet<WorkloadKey> {
         let shown = |ingress: &Arc<Ingress>| certificates(ingress).any(|named| named == secret);
         let groups = self.indices.workloads.iter().filter(|(_, members)| members.ingresses.values().any(shown));
-        let of_api = self.groups().filter(|(_, group)| group.api_server_certificate() == Some(secret));
-        groups.map(|(group, _)| group.clone()).chain(of_api.map(|(name, _)| WorkloadKey::of_group(name))).collect()
+        let of_api = self.groups().map(|(name, _)| WorkloadKey::of_group(name)).chain(self.namespace.iter().map(own_request));
+        let of_api = of_api.filter(|key| self.api_server_certificate(key) == Some(secret));
+        groups.map(|(group, _)| group.clone()).chain(of_api).collect()
     }
 
-    /// Labels that Ingresses request from a group, and that of the Kubernetes API.
+    /// Labels that Ingresses request from a group, and those of the Kubernetes API.
     pub(super) fn requested_labels(&self, key: &WorkloadKey) -> impl Iterator<Item = String> {
         let ingresses = self.indices.workloads.get(key).into_iter().flat_map(|members| &members.ingresses);
-        ingresses.map(|(_, ingress)| ingress_label(ingress)).chain(self.api_server_label(key))
+        ingresses.map(|(_, ingress)| ingress_label(ingress)).chain(self.api_server_label(key)).chain(self.device_labels(key))
     }
 
-    /// Label of the Kubernetes API, of a group that publishes it.
+    /// Label of the Kubernetes API, of a group that publishes it, or of the operator's device.
     fn api_server_label(&self, key: &WorkloadKey) -> Option<String> {
-        self.group(key.group()?)?.api_server_hostname().map(str::to_owned)
+        match key.group() {
+            Some(group) => self.group(group)?.api_server_hostname().map(str::to_owned),
+            None => self.operator_device(key).map(|device| device.hostname.clone()),
+        }
+    }
+
+    /// Labels of the names in the config of the operator's device: the control plane may have numbered the requested one.
+    fn device_labels(&self, key: &WorkloadKey) -> BTreeSet<String> {
+        let members = self.indices.workloads.get(key).filter(|_| *key == own_request(&self.assignment.own_namespace));
+        let config_maps = members.into_iter().flat_map(|members| &members.owned).filter(|(object, _)| object.kind == Kind::ConfigMap);
+        let sites = config_maps.flat_map(|(_, config)| IngressConfigMap::read(config).routes.into_values());
+        sites.flat_map(|site| site.hosts.into_keys()).filter_map(|dns| Some(dns.split_once('.')?.0.to_owned())).collect()
+    }
+
+    /// Host names of a Connector's devices.
+    fn connector_labels(&self, key: &WorkloadKey) -> BTreeSet<String> {
+        let connector = if let WorkloadKey::Connector(name) = key { self.get::<Connector>(name) } else { None };
+        connector.map(|connector| hostnames(connector)).unwrap_or_default()
     }
 
     /// Requests of other groups for a name: of each group the oldest one, and those of objects that this workload has.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::ClusterCache;
+use crate::api::connector::Connector;
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::key::{PublishSource, WorkloadKey};
@@ -31,26 +32,36 @@ impl ClusterCache {
 
     /// Workloads that are not in the tailnet of this one.
     pub(super) fn other_tailnets(&self, of: &WorkloadKey) -> OtherTailnets {
-        let groups = self.groups().filter(|(name, _)| !self.is_same_tailnet(of, &WorkloadKey::of_group(name)));
+        let others = self.tailnet_names().map(|(key, _)| key).filter(|key| !self.is_same_tailnet(of, key));
         let proxy = WorkloadKey::of_object(PublishSource::Service, "", "");
-        OtherTailnets { groups: groups.map(|(name, _)| name.clone()).collect(), standalone: !self.is_same_tailnet(of, &proxy) }
+        OtherTailnets { workloads: others.collect(), standalone: !self.is_same_tailnet(of, &proxy) }
     }
 
-    /// Name of a workload's Tailnet object, empty for the default tailnet. `None` for a group that does not exist.
-    pub(super) fn tailnet_of(&self, key: &WorkloadKey) -> Option<&str> {
-        key.group().map_or(Some(""), |name| self.get::<ProxyGroup>(name).map(|group| tailnet_name(group)))
+    /// Name of a workload's Tailnet object, empty for the default tailnet. `None` for a group or Connector that does not exist.
+    pub(in crate::reconciler) fn tailnet_of(&self, key: &WorkloadKey) -> Option<&str> {
+        match key {
+            WorkloadKey::ProxyGroup(name) => self.get::<ProxyGroup>(name).map(|group| tailnet_name(group.spec.tailnet.as_ref())),
+            WorkloadKey::Connector(name) => self.get::<Connector>(name).map(|connector| tailnet_name(connector.spec.tailnet.as_ref())),
+            WorkloadKey::Service(..) | WorkloadKey::Ingress(..) => Some(""),
+        }
+    }
+
+    /// Groups and Connectors, each with the name of its Tailnet object.
+    fn tailnet_names(&self) -> impl Iterator<Item = (WorkloadKey, &str)> {
+        let groups = self.groups().map(|(name, group)| (WorkloadKey::of_group(name), tailnet_name(group.spec.tailnet.as_ref())));
+        groups.chain(self.connectors().map(|(key, connector)| (key, tailnet_name(connector.spec.tailnet.as_ref()))))
     }
 
     /// Login servers and domains by the device records of a workload, else of another one of its Tailnet object.
     fn recorded_tailnets(&self, key: &WorkloadKey) -> BTreeSet<(String, &str)> {
         let own = self.domains(key);
         let Some(tailnet) = self.tailnet_of(key).filter(|_| own.is_empty()) else { return own };
-        let groups = self.groups().filter(|(_, group)| tailnet_name(group) == tailnet);
-        let mut groups = groups.map(|(name, _)| self.domains(&WorkloadKey::of_group(name))).filter(|domains| !domains.is_empty());
+        let same = self.tailnet_names().filter(|(_, name)| *name == tailnet);
+        let mut same = same.map(|(key, _)| self.domains(&key)).filter(|domains| !domains.is_empty());
         // Tenants create proxies: the first one with a record is looked up.
         let proxy = || self.indices.domains.range(WorkloadKey::of_object(PublishSource::Service, "", "")..).next();
         let of_proxy = || proxy().filter(|_| tailnet.is_empty()).map(|(key, _)| self.domains(key));
-        groups.next().or_else(of_proxy).unwrap_or_default()
+        same.next().or_else(of_proxy).unwrap_or_default()
     }
 
     /// Whether a certificate can be of a workload: of a name in its tailnet, or labelled as the group's, as after a change of the domain.
@@ -73,6 +84,6 @@ impl ClusterCache {
     }
 }
 
-fn tailnet_name(group: &ProxyGroup) -> &str {
-    group.spec.tailnet.as_deref().unwrap_or_default()
+fn tailnet_name(tailnet: Option<&String>) -> &str {
+    tailnet.map_or("", String::as_str)
 }

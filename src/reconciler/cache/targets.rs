@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use super::keys::has_tenants;
 use super::{CachedObject, ClusterCache, WatchRole, WorkKey};
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::target_inputs::{TargetInputs, denied_by};
@@ -18,14 +18,15 @@ impl ClusterCache {
         self.classes().any(|class| class.spec.static_endpoints.is_some())
     }
 
-    /// Whether a group's class requests static endpoints.
-    pub(super) fn class_with_nodes(&self, group: &ProxyGroup) -> bool {
-        self.class_of(group).and_then(|name| self.class(name)).is_some_and(|class| class.spec.static_endpoints.is_some())
+    /// Whether the class of a group or Connector requests static endpoints.
+    pub(super) fn has_static_endpoints(&self, key: &WorkloadKey) -> bool {
+        let class = self.class_name(key).filter(|_| !key.is_standalone()).and_then(|name| self.class(name));
+        class.is_some_and(|class| class.spec.static_endpoints.is_some())
     }
 
-    /// Whether a group needs nodes that are not listed yet.
-    pub fn awaits_nodes(&self, group: &ProxyGroup) -> bool {
-        self.class_with_nodes(group) && !self.is_listed(WatchRole::Node)
+    /// Whether a workload needs nodes that are not listed yet.
+    pub fn awaits_nodes(&self, key: &WorkloadKey) -> bool {
+        self.has_static_endpoints(key) && !self.is_listed(WatchRole::Node)
     }
 
     /// Whether the first list of a kind is complete, or the API server has no such kind.

@@ -2,7 +2,7 @@
 //!
 //! The indices follow the usual rules, so that a pass sees every object of its workload; only the passes see that no object is assigned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -37,12 +37,17 @@ impl ClusterCache {
         self.uninstall.released.insert(key.clone(), is_released);
     }
 
+    pub fn is_uninstall_requested(&self) -> bool {
+        self.uninstall.requested.is_some()
+    }
+
     /// Whether an uninstall has released every workload: what workloads use is released then.
     pub fn is_uninstalled(&self) -> bool {
         self.uninstall.requested.is_some() && self.unreleased().is_empty()
     }
 
-    /// What an uninstall has not released yet: workloads, then the classes and Tailnets that they use.
+    /// What an uninstall has not released yet: workloads, then the classes and Tailnets that they use, the objects that
+    /// enforce policies, and the nameserver.
     pub fn remaining(&self) -> Vec<WorkKey> {
         let workloads = self.unreleased();
         if !workloads.is_empty() {
@@ -50,7 +55,9 @@ impl ClusterCache {
         }
         let classes = self.all_of::<ProxyClass>().filter_map(|(id, class)| Some((ProxyClass::own_key(id)?, &class.metadata)));
         let tailnets = self.all_of::<Tailnet>().filter_map(|(id, tailnet)| Some((Tailnet::own_key(id)?, &tailnet.metadata)));
-        classes.chain(tailnets).filter(|(_, metadata)| finalizers::has(metadata, names::FINALIZER)).map(|(key, _)| key).collect()
+        let used = classes.chain(tailnets).filter(|(_, metadata)| finalizers::has(metadata, names::FINALIZER)).map(|(key, _)| key);
+        let policed: BTreeSet<_> = self.admission_keys().collect();
+        used.chain(policed).chain(self.nameserver_leftovers()).collect()
     }
 
     fn unreleased(&self) -> Vec<WorkloadKey> {
@@ -63,7 +70,7 @@ impl ClusterCache {
         let WorkKey::Workload(key) = key else { return None };
         self.uninstall.released.get(key)?;
         let group = key.group().and_then(|name| self.group(name));
-        ExcludingSetting::find(key, group.as_deref(), &self.types, &self.assignment.standalone)
+        ExcludingSetting::find(key, group.as_deref(), &self.types, &self.assignment)
     }
 
     /// Whether the Secret of shared ACME accounts exists, and no proxy that another operator created uses it.

@@ -388,3 +388,17 @@ async fn event_that_is_listed_before_its_set_is_stored() {
     tokio::join!(of_events, of_groups);
     assert_eq!(stores.cache().stored(WatchRole::CreateFailure), 1);
 }
+
+#[test]
+fn request_of_the_reconciler_is_watched_where_services_of_its_namespace_are_not() {
+    let of_services = |watched: &[&str]| {
+        let watched: Vec<_> = watched.iter().map(|name| (*name).to_owned()).collect();
+        let services = watches("ts", &watched, false).into_iter().filter(|watch| watch.role == WatchRole::Service);
+        services.map(|watch| (watch.follow.namespace, watch.follow.fields)).collect::<Vec<_>>()
+    };
+    let of = |namespace: &str, fields| (Some(namespace.to_owned()), fields);
+    assert_eq!(OWN_REQUEST, format!("metadata.name={}", crate::api::names::API_SERVER_SERVICE));
+    assert_eq!(of_services(&[]), [(None, None)]);
+    assert_eq!(of_services(&["shop"]), [of("shop", None), of("ts", Some(OWN_REQUEST))]);
+    assert_eq!(of_services(&["shop", "ts"]), [of("shop", None), of("ts", None)]);
+}

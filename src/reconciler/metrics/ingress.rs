@@ -1,4 +1,5 @@
-//! Metrics of advertised names, certificates, faults of Ingresses and standalone proxies: from the newest pass over each workload.
+//! Metrics of advertised names, certificates, faults of Ingresses, standalone proxies and Connectors: from the newest pass over each
+//! workload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ pub struct IngressMetrics {
     certificates: Sampled<2>,
     faults: Sampled<1>,
     proxies: Sampled<2>,
+    connectors: Sampled<1>,
     workloads: Mutex<BTreeMap<WorkloadKey, WorkloadMetrics>>,
 }
 
@@ -24,7 +26,7 @@ struct WorkloadMetrics {
     summary: Option<IngressSummary>,
     /// Ingresses with a lasting fault, by reason.
     faults: BTreeMap<&'static str, usize>,
-    /// State of a standalone proxy.
+    /// State of a standalone proxy or a Connector.
     proxy: Option<ProxyState>,
 }
 
@@ -55,6 +57,7 @@ impl IngressMetrics {
                 "Services and Ingresses with a proxy of their own by state: ready, pending, failed, rejected",
                 ["kind", "state"],
             ),
+            connectors: r.sampled("tailyard_connectors", Kind::Gauge, "Connectors by state: ready, pending, failed, rejected", ["state"]),
             workloads: Mutex::default(),
         }
     }
@@ -75,7 +78,7 @@ impl IngressMetrics {
         self.set(key, |workload| workload.faults = counts);
     }
 
-    /// Sets the state of a standalone proxy; `None` if it has ended.
+    /// Sets the state of a standalone proxy or a Connector; `None` if it has ended.
     pub fn proxy(&self, key: &WorkloadKey, state: Option<ProxyState>) {
         self.set(key, |workload| workload.proxy = state);
     }
@@ -106,9 +109,13 @@ impl IngressMetrics {
         let kinds = [PublishSource::Service.kind(), PublishSource::Ingress.kind()];
         let mut proxies: BTreeMap<(&str, ProxyState), usize> =
             kinds.into_iter().flat_map(|kind| ProxyState::ALL.map(|state| ((kind, state), 0))).collect();
-        for (key, state) in workloads.iter().filter_map(|(key, workload)| Some((key.kind(), workload.proxy?))) {
-            *proxies.entry((key, state)).or_default() += 1;
+        let mut connectors: BTreeMap<ProxyState, usize> = ProxyState::ALL.map(|state| (state, 0)).into();
+        for (key, state) in workloads.iter().filter_map(|(key, workload)| Some((key, workload.proxy?))) {
+            let count =
+                if key.is_standalone() { proxies.entry((key.kind(), state)).or_default() } else { connectors.entry(state).or_default() };
+            *count += 1;
         }
+        page.write(&self.connectors, connectors.iter().map(|(state, count)| ([state.name()], size(*count))));
         page.write(&self.proxies, proxies.iter().map(|((kind, state), count)| ([*kind, state.name()], size(*count))));
     }
 

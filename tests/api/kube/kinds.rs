@@ -9,8 +9,11 @@ use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams,
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tailyard::api::connector::Connector;
+use tailyard::api::dnsconfig::DNSConfig;
 use tailyard::api::proxyclass::ProxyClass;
 use tailyard::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use tailyard::api::proxygrouppolicy::ProxyGroupPolicy;
 use tailyard::api::tailnet::Tailnet;
 
 use kit::apiserver::{Cluster, DEADLINE, cluster};
@@ -18,7 +21,7 @@ use kit::definitions::{ours, theirs};
 use kit::wait::eventually_async;
 
 /// Applies CRDs, replacing existing ones, and waits until they are served.
-pub(super) async fn install(cluster: &Cluster, definitions: [Value; 3]) {
+pub(super) async fn install(cluster: &Cluster, definitions: [Value; 6]) {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.admin());
     for definition in definitions {
         let name = definition["metadata"]["name"].as_str().expect("a name").to_owned();
@@ -37,7 +40,7 @@ pub(super) async fn install(cluster: &Cluster, definitions: [Value; 3]) {
         assert!(!conditions.iter().any(|(kind, _)| kind.contains("NonStructural")), "{name}: {conditions:?}");
         assert!(generation.is_some(), "{name}");
     }
-    for kind in ["ProxyClass", "ProxyGroup", "Tailnet"] {
+    for kind in ["Connector", "DNSConfig", "ProxyClass", "ProxyGroup", "ProxyGroupPolicy", "Tailnet"] {
         let api = objects(cluster, kind);
         let served = async || api.list(&ListParams::default()).await.map(drop).map_err(|error| error.to_string());
         eventually_async("a served kind", DEADLINE, served, Result::is_ok).await.expect("it holds");
@@ -47,8 +50,13 @@ pub(super) async fn install(cluster: &Cluster, definitions: [Value; 3]) {
 /// API of a kind without our types.
 fn objects(cluster: &Cluster, kind: &str) -> Api<DynamicObject> {
     let resource = match kind {
+        "Connector" => ApiResource::erase::<Connector>(&()),
+        "DNSConfig" => ApiResource::erase::<DNSConfig>(&()),
         "ProxyClass" => ApiResource::erase::<ProxyClass>(&()),
         "ProxyGroup" => ApiResource::erase::<ProxyGroup>(&()),
+        "ProxyGroupPolicy" => {
+            return Api::namespaced_with(cluster.admin(), "default", &ApiResource::erase::<ProxyGroupPolicy>(&()));
+        }
         _ => ApiResource::erase::<Tailnet>(&()),
     };
     Api::all_with(cluster.admin(), &resource)
@@ -138,11 +146,34 @@ fn rejected_specs() -> Vec<Rejected> {
         ("ProxyClass", ports(json!({})), &["spec.staticEndpoints.nodePort.ports", "Required value"]),
         ("ProxyClass", ports(json!({"ports": []})), &["spec.staticEndpoints.nodePort.ports", "at least 1 items"]),
         ("ProxyClass", ports(json!({"ports": [{"endPort": 1}]})), &["ports[0].port", "Required value"]),
+        ("ProxyGroupPolicy", json!({"ingress": "in"}), &["spec.ingress", "must be of type array"]),
+        ("ProxyGroupPolicy", json!({"egress": [1]}), &["spec.egress[0]", "must be of type string"]),
         ("Tailnet", json!({}), &["spec.credentials", "Required value"]),
         ("Tailnet", json!({"credentials": {}}), &["spec.credentials.secretName", "Required value"]),
         ("Tailnet", json!({"loginUrl": 1, "credentials": {"secretName": "a"}}), &["spec.loginUrl", "must be of type string"]),
     ];
-    rejected_groups().into_iter().chain(others).collect()
+    rejected_groups().into_iter().chain(rejected_connectors()).chain(others).collect()
+}
+
+fn rejected_connectors() -> Vec<Rejected> {
+    let exit = |field: &str, value: Value| json!({"exitNode": true, field: value});
+    let both = |more: Value| json!({"subnetRouter": {"advertiseRoutes": ["10.0.0.0/8"]}, "appConnector": more});
+    vec![
+        ("Connector", json!({}), &["at least one of exit node, subnet router or app connector"]),
+        ("Connector", json!({"exitNode": false}), &["at least one of exit node, subnet router or app connector"]),
+        ("Connector", both(json!({})), &["mutually exclusive with exitNode and subnetRouter"]),
+        ("Connector", exit("appConnector", json!({})), &["mutually exclusive with exitNode and subnetRouter"]),
+        ("Connector", json!({"subnetRouter": {}}), &["spec.subnetRouter.advertiseRoutes", "Required value"]),
+        ("Connector", json!({"subnetRouter": {"advertiseRoutes": []}}), &["advertiseRoutes", "at least 1 items"]),
+        ("Connector", json!({"subnetRouter": {"advertiseRoutes": ["10.0.0.0"]}}), &["advertiseRoutes[0]", "cidr"]),
+        ("Connector", json!({"appConnector": {"routes": []}}), &["spec.appConnector.routes", "at least 1 items"]),
+        ("Connector", exit("replicas", json!(-1)), &["spec.replicas", "greater than or equal to 0"]),
+        ("Connector", exit("hostname", json!("a")), &["spec.hostname", "should match '^[a-z0-9][a-z0-9-]{0,61}[a-z0-9]$'"]),
+        ("Connector", exit("hostnamePrefix", json!("-a")), &["spec.hostnamePrefix", "should match '^[a-z0-9][a-z0-9-]{0,61}$'"]),
+        ("Connector", exit("tags", json!(["a"])), &["spec.tags[0]", "should match"]),
+        ("Connector", json!({"exitNode": true, "hostname": "ab", "replicas": 2}), &["hostname", "replicas is greater than 1"]),
+        ("Connector", json!({"exitNode": true, "hostname": "ab", "hostnamePrefix": "a"}), &["hostname and hostnamePrefix"]),
+    ]
 }
 
 /// A container with every field that a class may set.
@@ -223,6 +254,16 @@ fn good() -> Vec<(&'static str, &'static str, Value)> {
         ("ProxyClass", "most", class),
         ("Tailnet", "least", json!({"credentials": {"secretName": "a"}})),
         ("Tailnet", "most", json!({"loginUrl": "https://control.example", "credentials": {"secretName": "a"}})),
+        ("ProxyGroupPolicy", "least", json!({})),
+        ("ProxyGroupPolicy", "most", json!({"ingress": ["in"], "egress": ["eg", ""]})),
+        ("Connector", "least", json!({"exitNode": true})),
+        ("Connector", "app", json!({"appConnector": {"routes": ["198.51.100.0/24"]}})),
+        (
+            "Connector",
+            "most",
+            json!({"subnetRouter": {"advertiseRoutes": ["10.40.0.0/14", "fd00::/8"]}, "exitNode": true, "tags": ["tag:k8s"], "replicas": 2,
+                "hostnamePrefix": "a-", "proxyClass": "c", "tailnet": "t"}),
+        ),
     ]
 }
 
@@ -233,6 +274,9 @@ fn status(kind: &str) -> Value {
     match kind {
         "ProxyGroup" => json!({"conditions": [condition], "url": "https://api.example.ts.net",
             "devices": [{"hostname": "a-0", "tailnetIPs": ["100.64.0.1", "fd7a:115c:a1e0::1"], "staticEndpoints": ["203.0.113.7:31667"]}, {"hostname": "a-1"}]}),
+        "Connector" => json!({"conditions": [condition], "subnetRoutes": "10.40.0.0/14", "isExitNode": true, "isAppConnector": true,
+            "hostname": "a-0.example.ts.net", "tailnetIPs": ["100.64.0.1"],
+            "devices": [{"hostname": "a-0.example.ts.net", "tailnetIPs": ["100.64.0.1"]}, {"hostname": "a-1.example.ts.net"}]}),
         _ => json!({"conditions": [condition]}),
     }
 }
@@ -244,8 +288,10 @@ fn through_our_types(kind: &str, stored: &DynamicObject) -> Value {
     }
     let stored = serde_json::to_value(stored).expect("JSON");
     match kind {
+        "Connector" => through::<Connector>(stored),
         "ProxyClass" => through::<ProxyClass>(stored),
         "ProxyGroup" => through::<ProxyGroup>(stored),
+        "ProxyGroupPolicy" => through::<ProxyGroupPolicy>(stored),
         _ => through::<Tailnet>(stored),
     }
 }
@@ -343,6 +389,11 @@ async fn columns_are_shown(cluster: &Cluster) {
             "proxygroups",
             json!(["Name", "Status", "URL", "Type", "Age"]),
             json!(["most", "ProxyGroupValid", "https://api.example.ts.net", "kube-apiserver"]),
+        ),
+        (
+            "connectors",
+            json!(["Name", "SubnetRoutes", "IsExitNode", "IsAppConnector", "Status", "Age"]),
+            json!(["most", "10.40.0.0/14", "true", "true", "ConnectorValid"]),
         ),
         ("proxyclasses", json!(["Name", "Status", "Age"]), json!(["most", "ProxyClassValid"])),
         ("tailnets", json!(["Name", "Age", "Status"]), json!(["most"])),

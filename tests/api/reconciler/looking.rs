@@ -19,7 +19,7 @@ use kit::wait::eventually_async;
 
 use super::standalone_ingress::serve;
 
-async fn run(stage: &Stage, user: &str, args: &[&str]) -> (Option<i32>, String, String) {
+pub(super) async fn run(stage: &Stage, user: &str, args: &[&str]) -> (Option<i32>, String, String) {
     let done = tokio::time::timeout(DEADLINE, stage.tailyard(user, args).output()).await;
     let Output { status, stdout, stderr } = done.expect("an answer in time").expect("the binary");
     let text = |bytes| String::from_utf8(bytes).expect("text");
@@ -174,7 +174,7 @@ fn refused_ingress_is_shown_by_status_and_counted_until_it_is_deleted() {
 }
 
 /// Creates a Deployment; no controller creates its Pods.
-async fn deployment(stage: &Stage, namespace: &str, name: &str, container: Value, volumes: Value) {
+pub(super) async fn deployment(stage: &Stage, namespace: &str, name: &str, container: Value, volumes: Value) {
     let labels = json!({"app": name});
     let object = json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
         "spec": {"containers": [container], "volumes": volumes}}}});
@@ -278,7 +278,8 @@ fn doctor_finds_cluster_problems() {
             "{both:?}"
         );
         stage.all::<ClusterRoleBinding>().delete("tailyard-reconciler", &DeleteParams::default()).await.expect("deleted");
-        let lacks = |what: &str| what.contains("list/patch/watch proxygroups.tailscale.com");
+        // The message names the first kinds only.
+        let lacks = |what: &str| what.contains("get/list/watch ingressclasses.networking.k8s.io");
         let denied = |found: &Found| found.1.iter().any(|(finding, what)| finding == "bad" && lacks(what));
         eventually_async("the missing right is found", DEADLINE, async || finds(&stage, "admin", "permissions").await, denied).await;
         reconciler.kill();

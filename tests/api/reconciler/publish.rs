@@ -81,7 +81,7 @@ fn deleted_objects_of_an_ingress_group_are_recreated() {
         stage.publisher("g", 2).await;
         stage.ingress("app", "g", "my-app").await;
         let sites = async || stage.published("g", "tailyard-routes.json").await;
-        let before = eventually_async("the site is written", DEADLINE, sites, |sites| sites["svc:my-app"].is_object()).await;
+        let before = eventually_async("the site is written", DEADLINE, sites, |sites| sites["svc:my-app"]["addresses"].is_array()).await;
         let named = async || (stage.named("g-0").await, stage.named("g-1").await);
         let both = |(one, two): &(Vec<String>, Vec<String>)| one == two && *one == ["svc:my-app"];
         eventually_async("the replicas have the name", DEADLINE, named, both).await;

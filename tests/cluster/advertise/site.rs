@@ -32,17 +32,15 @@ fn answer(mut stream: TcpStream, name: &str) -> std::io::Result<()> {
     }
 }
 
-/// Requests a URL with curl, resolved to an address. The error has curl's message.
+/// Requests a URL with curl, resolved to an address. The error has curl's message and the response.
 pub(crate) fn curl(from: &Machine, url: &str, at: IpAddr, ca: &Path) -> Result<String, String> {
     let host = url.split('/').nth(2).expect("a host");
     let (resolve, port) = if url.starts_with("https") { (format!("{host}:443:{at}"), "443") } else { (format!("{host}:80:{at}"), "80") };
     let mut command = from.command(Path::new("curl"));
-    command.args(["--silent", "--show-error", "--fail", "--max-time", "10", "--resolve", &resolve, "--cacert"]).arg(ca).arg(url);
+    command.args(["--silent", "--show-error", "--fail-with-body", "--max-time", "10", "--resolve", &resolve, "--cacert"]).arg(ca).arg(url);
     let output = command.output().expect("nsenter");
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("port {port}: {}", String::from_utf8_lossy(&output.stderr)))
+    let body = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() { Ok(body) } else { Err(format!("port {port}: {} {body}", String::from_utf8_lossy(&output.stderr))) }
 }
 
 /// Writes Pebble's root certificate to a file.

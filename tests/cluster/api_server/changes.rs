@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use kit::cluster::chart::NAMESPACE;
+use kit::cluster::pki::{Leaf, dns_name};
 use kit::cluster::{DEADLINE, pods};
-use kit::wait::eventually;
+use kit::wait::{eventually, until};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::identity::{answers, requests};
-use super::stage::{GROUP, RENAMED, Stage};
+use super::stage::{ALICE, GROUP, RENAMED, SHELL, Stage};
 
 /// Timeout of a connection. A client's kernel retransmits after one second, two, three and so on.
 const PATIENCE: &str = "5s";
@@ -23,6 +24,8 @@ const ROOT: &str = "{";
 const HTTPS: u16 = 443;
 /// Time limit until the API is served again after a kill; the kubelet starts a container within ten seconds.
 const SERVED_WITHIN: Duration = Duration::from_secs(40);
+/// Program of a session: five lines in four seconds, less than the drain timeout leaves it.
+const SESSION: &str = "for line in 1 2 3 4 5; do echo line $line; sleep 1; done";
 /// Time limit of the 503 response.
 const REFUSED_WITHIN: Duration = Duration::from_secs(15);
 
@@ -50,6 +53,27 @@ pub(crate) fn restart_fails_no_request(stage: &Stage) {
         stage.logs()
     );
     assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
+}
+
+/// Deletes the Pod of the replica that has a session and a watch. It serves until the session has ended, and new connections meanwhile.
+pub(crate) fn session_ends_before_its_replica(stage: &Stage) {
+    let load = stage.alice.client.begin((GROUP, HTTPS), ROOT, RATE, PATIENCE);
+    let watch = stage.alice.start("watch-of-drain", &["get", "configmaps", "-w"], &[]);
+    let session = stage.alice.start("session-of-drain", &["exec", SHELL, "--", "sh", "-c", SESSION], &[]);
+    until("the session", DEADLINE, || session.output().contains("line 1\n"));
+    let replica = format!("{GROUP}-{}", stage.primary(GROUP));
+    let uid = pods::uid(&stage.cluster, NAMESPACE, &replica);
+    stage.cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &replica, "--wait=false"]);
+    until("the end of the session", DEADLINE, || session.output().contains("line 5\n"));
+    assert_eq!(pods::uid(&stage.cluster, NAMESPACE, &replica), uid, "the replica serves until its drain timeout\n{}", stage.logs());
+    let before = watch.output();
+    stage.cluster.kubectl(&["create", "configmap", "during-the-drain", "-n", "default"]);
+    until("an event of the watch", Duration::from_secs(2), || watch.output().len() > before.len());
+    eventually("another Pod", DEADLINE, || (pods::uid(&stage.cluster, NAMESPACE, &replica) != uid).then_some(()));
+    stage.cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
+    let report = load.end();
+    println!("a drain with a session and a watch: {report}");
+    assert!(report.failed() == 0, "{report}\n{}", stage.logs());
 }
 
 /// Kills all processes of the replica that receives the connections.
@@ -87,7 +111,7 @@ pub(crate) fn outage_of_the_api_server_is_a_status(stage: &Stage) {
     assert_eq!(answer.status, 503, "{answer:?}\n{}", stage.logs());
     let (_, took) = Stage::timed("the API server's answer", || ask().ok().filter(|answer| answer.status == 200));
     println!("answered {took:?} after its start");
-    stage.is_ready(GROUP);
+    stage.is_ready(&stage.url(GROUP));
     assert_eq!(uids(), before, "no replica is replaced");
 }
 
@@ -108,11 +132,46 @@ pub(crate) fn former_name_is_served_until_the_new_one(stage: &Stage) {
         assert!(begin.elapsed() < DEADLINE, "the new name is not served\n{}", stage.logs());
     }
     println!("another host name: served after {:?}", begin.elapsed());
-    stage.is_ready(RENAMED);
+    stage.is_ready(&stage.url(RENAMED));
     eventually("the former Tailscale Service is deleted", DEADLINE, || {
         stage.alice.client.services().iter().all(|one| one["name"] != format!("svc:{GROUP}")).then_some(())
     });
     stage.alice.configure(RENAMED);
     assert!(stage.alice.kubectl(&["get", "pods", "-o", "name"]).contains("pod/"), "by the new name");
     assert_eq!(stage.pebble.issued(), 2, "one order for the new name");
+}
+
+/// Serves the API by HTTP on port 80, inside the tailnet's encryption, and by HTTPS again.
+pub(crate) fn plain_http_has_the_same_identity(stage: &Stage) {
+    let (https, before) = (stage.url(RENAMED), stage.alice.identity(RENAMED, &[]).expect("an identity"));
+    let http = https.replace("https:", "http:");
+    stage.patch(&json!({"spec": {"tailyard": {"kubeAPIServer": {"http": true}}}}));
+    stage.is_ready(&http);
+    stage.alice.configure_by_tailyard(RENAMED, &http);
+    assert!(stage.alice.kubectl(&["get", "pods", "-o", "name"]).contains("pod/"), "by HTTP");
+    assert_eq!(stage.alice.identity_at(&http, &[]).expect("an identity"), before);
+    stage.patch(&json!({"spec": {"tailyard": {"kubeAPIServer": null}}}));
+    stage.is_ready(&https);
+    stage.alice.configure(RENAMED);
+    assert_eq!(stage.alice.identity(RENAMED, &[]).expect("an identity"), before);
+}
+
+/// Serves the API with a certificate of the user's own authority, and with that of the control plane again.
+pub(crate) fn own_certificate_replaces_that_of_the_control_plane(stage: &Stage) {
+    let (url, pki) = (stage.url(RENAMED), &stage.cluster.pki);
+    let name = url.trim_start_matches("https://");
+    pki.leaf(&Leaf { file: "own", authority: "ca", subject: "/CN=own", names: &[dns_name(name)] });
+    let [authority, certificate, key] = ["ca.crt", "own.crt", "own.key"].map(|file| pki.path(file).display().to_string());
+    let files = [format!("--cert={certificate}"), format!("--key={key}")];
+    stage.cluster.kubectl(&["create", "secret", "tls", "own", "-n", NAMESPACE, &files[0], &files[1]]);
+    stage.cluster.kubectl(&["label", "secret", "own", "-n", NAMESPACE, "tailyard.io/allow-ingress-tls=true"]);
+    stage.patch(&json!({"spec": {"tailyard": {"kubeAPIServer": {"certificateSecret": "own"}}}}));
+    let trusting = ["--cacert", &*authority];
+    let (identity, took) = Stage::timed("the own certificate", || stage.alice.identity_at(&url, &trusting).ok());
+    println!("a certificate from a Secret: served after {took:?}");
+    assert_eq!(identity["username"], ALICE);
+    stage.is_ready(&url);
+    stage.patch(&json!({"spec": {"tailyard": {"kubeAPIServer": null}}}));
+    Stage::timed("the certificate of the control plane", || stage.alice.identity_at(&url, &[]).ok());
+    stage.is_ready(&url);
 }

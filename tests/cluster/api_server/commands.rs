@@ -6,7 +6,7 @@ use kit::cluster::DEADLINE;
 use kit::wait::until;
 use serde_json::json;
 
-use super::stage::{SHELL, Stage};
+use super::stage::{ALICE, SHELL, Stage};
 
 /// Gets, lists in pages, watches, follows logs, and requests by path and by a local proxy.
 pub(crate) fn reads(stage: &Stage) {
@@ -32,6 +32,10 @@ pub(crate) fn reads(stage: &Stage) {
     until("the local proxy", DEADLINE, || proxy.output().contains("Starting to serve"));
     let found = user.curl(&format!("http://127.0.0.1:18001/api/v1/namespaces/default/pods/{SHELL}"), &[]).expect("an answer");
     assert_eq!((found.status, &found.json()["metadata"]["name"]), (200, &json!(SHELL)));
+    let (log, user) = (stage.logs(), format!("user=\"{ALICE}\""));
+    let is_of_watch =
+        |line: &str| ["verb=\"watch\"", "resource=\"configmaps\"", "code=200", &user].iter().all(|field| line.contains(field));
+    assert!(log.lines().any(is_of_watch), "the access log: {log}");
 }
 
 /// Applies, changes and deletes an object, and waits for a Deployment.

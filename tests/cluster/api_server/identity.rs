@@ -8,10 +8,13 @@ use kit::wait::eventually;
 use serde_json::{Value, json};
 
 use super::stage::{ALICE, DEVS, GROUP, MALLORY, SHELL, Stage, TAG, has_group, rule};
+use super::streams::FALLBACK;
 use super::user::User;
 
 /// Time limit until a revoked grant has ended.
 const REVOKED_WITHIN: Duration = Duration::from_secs(10);
+/// The same of an open stream: clients are looked up again after 10 s at the earliest, and each minute.
+const STREAM_ENDS_WITHIN: Duration = Duration::from_secs(75);
 
 /// Names and groups of a user, a tagged node and a user without grants.
 pub(crate) fn callers_are_who_their_nodes_are(stage: &Stage) {
@@ -99,13 +102,27 @@ pub(crate) fn refusals_name_their_cause(stage: &Stage) {
         let output = stage.alice.try_kubectl(&["exec", SHELL, "--", "true"]);
         String::from_utf8_lossy(&output.stderr).contains("enforceRecorder").then_some(())
     });
-    for protocol in ["true", "false"] {
-        let output = stage.alice.command().env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", protocol).args(exec).output().expect("nsenter");
+    for is_websocket in ["true", "false"] {
+        let mut command = stage.alice.command();
+        let output = command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", is_websocket).arg("-v=4").args(exec).output().expect("nsenter");
         let message = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && message.contains("enforceRecorder"), "{message}");
+        assert_eq!(message.contains(FALLBACK), is_websocket == "true", "kubectl tries the other protocol: {message}");
     }
     assert_eq!(stage.cluster.try_in_pod(SHELL, &["ls", "/tmp/ran"]), None, "a refused command has not run");
     assert!(stage.alice.kubectl(&["get", "pods", "-o", "name"]).contains(SHELL), "requests without a session pass");
+    stage.restore_grants();
+}
+
+/// A grant may be to the Tailscale Service alone, and one to another is none.
+pub(crate) fn grant_to_the_service_counts_for_its_clients(stage: &Stage) {
+    for (destination, counts) in [("svc:other", false), (&*format!("svc:{GROUP}"), true)] {
+        stage.grant_to(destination, &[(ALICE, json!([rule()]))]);
+        eventually(destination, DEADLINE, || {
+            let user = stage.alice.identity(GROUP, &[]).ok()?;
+            (has_group(&user, DEVS) == counts).then_some(())
+        });
+    }
     stage.restore_grants();
 }
 
@@ -114,6 +131,8 @@ pub(crate) fn revoked_grant_ends_with_the_next_request(stage: &Stage) {
     let url = format!("https://{}/api/v1/namespaces/default/configmaps?limit=1&x=[1-100000]", stage.alice.client.name(GROUP));
     let requests = requests(&stage.alice, "revoked", &url, "10/s");
     eventually("requests are answered", DEADLINE, || (answers(&requests).len() >= 3).then_some(()));
+    let mut watch = stage.alice.start("revoked-watch", &["get", "configmaps", "--watch", "-o", "name"], &[]);
+    eventually("the watch has begun", DEADLINE, || watch.output().contains("page-4").then_some(()));
     stage.grant(&[]);
     let (index, took) = Stage::timed("a request is refused", || answers(&requests).iter().position(|(status, _)| *status == 403));
     let answers = answers(&requests);
@@ -122,6 +141,7 @@ pub(crate) fn revoked_grant_ends_with_the_next_request(stage: &Stage) {
     let before = answers[..index].iter().skip_while(|(status, _)| *status == 200);
     assert!(before.filter(|(status, _)| *status == 0).count() <= 1 && took < REVOKED_WITHIN, "{took:?}: {answers:?}");
     assert!(answers[..index].iter().all(|(status, _)| [200, 0].contains(status)), "{answers:?}");
+    eventually("the end of the watch", STREAM_ENDS_WITHIN, || watch.ended().then_some(()));
     let user = stage.alice.identity(GROUP, &[]).expect("an identity");
     assert!(!has_group(&user, DEVS), "{user}");
     stage.restore_grants();

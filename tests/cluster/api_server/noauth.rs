@@ -16,7 +16,7 @@ pub(crate) fn requests_have_their_own_credentials(stage: &Stage) {
         (user["username"] == "system:serviceaccount:default:reader").then_some(user)
     });
     println!("mode noauth after {took:?}: {user}");
-    stage.is_ready(RENAMED);
+    stage.is_ready(&stage.url(RENAMED));
     let token = format!("--token={}", token.trim());
     let whoami = stage.mallory.kubectl(&[&token, "auth", "whoami", "-o", "json"]);
     let whoami: Value = serde_json::from_str(&whoami).expect("JSON");

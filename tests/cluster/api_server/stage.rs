@@ -58,9 +58,8 @@ impl Stage {
         stage.grant(&[(ALICE, json!([rule()]))]);
         stage.cluster.load_tailyard(Path::new(kit::tailyard()));
         let groups = format!("apiServerProxyConfig.impersonation.groups={{{DEVS},{TAG}}}");
-        let values = ["proxyGroupTypes={egress,ingress,kube-apiserver}", "apiServerProxyConfig.impersonation.users={*}", &groups];
-        chart::install(&stage.cluster, &values);
-        stage.cluster.apply(&[site::class(&stage.front.directory)]);
+        chart::install(&stage.cluster, &["apiServerProxyConfig.impersonation.users={*}", &groups]);
+        stage.cluster.apply(&[stage.class()]);
         stage.cluster.apply(&site::backends("web", ANSWER));
         stage.cluster.apply(&workloads());
         stage.cluster.apply(&rights());
@@ -73,19 +72,32 @@ impl Stage {
         self.cluster.apply(&[json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": GROUP},
             "spec": {"type": "kube-apiserver", "replicas": 2, "proxyClass": site::CLASS, "kubeAPIServer": {"mode": "auth"},
                 "tailyard": {"impersonation": impersonation, "drainTimeoutSeconds": 12}}})]);
-        self.is_ready(GROUP);
-        for user in [&self.alice, &self.mallory, &self.ci] {
+        self.is_ready(&self.url(GROUP));
+        for user in [&self.alice, &self.mallory] {
             user.configure(GROUP);
         }
+        self.ci.configure_by_tailyard(GROUP, GROUP);
         eventually("kubectl over the tailnet", DEADLINE, || self.alice.try_kubectl(&["get", "pods"]).status.success().then_some(()));
         self.cluster.wait(&["--for=condition=Ready", &format!("pod/{SHELL}")]);
         self.cluster.wait(&["--for=condition=Available", "deployment/web"]);
     }
 
-    /// Waits until the group is ready under this name.
-    pub(crate) fn is_ready(&self, service: &str) {
+    /// The group's class: its replicas have an access log.
+    fn class(&self) -> Value {
+        let mut class = site::class(&self.front.directory);
+        let env = class["spec"]["statefulSet"]["pod"]["tailscaleContainer"]["env"].as_array_mut().expect("variables");
+        env.push(json!({"name": "TAILYARD_LOG_FILTER", "value": "info,tailyard::proxy::api_server=debug"}));
+        class
+    }
+
+    /// URL of the Kubernetes API under this name.
+    pub(crate) fn url(&self, service: &str) -> String {
+        format!("https://{}", self.cluster.tailnet.name_of(service))
+    }
+
+    /// Waits until the group is ready with this URL.
+    pub(crate) fn is_ready(&self, url: &str) {
         let group = format!("proxygroup/{GROUP}");
-        let url = format!("https://{}", self.cluster.tailnet.name_of(service));
         self.cluster.wait(&[&format!("--for=jsonpath={{.status.url}}={url}"), &group]);
         for condition in ["ProxyGroupReady", "KubeAPIServerProxyValid", "KubeAPIServerProxyConfigured"] {
             self.cluster.wait(&[&format!("--for=condition={condition}"), &group]);
@@ -100,8 +112,12 @@ impl Stage {
 
     /// Replaces the policy's grants: a source, and the rules of its capability.
     pub(crate) fn grant(&self, grants: &[(&str, Value)]) {
-        let of =
-            |(source, rules): &(&str, Value)| json!({"src": [source], "dst": ["tag:k8s"], "app": {"tailscale.com/cap/kubernetes": rules}});
+        self.grant_to("tag:k8s", grants);
+    }
+
+    /// The same, with this destination.
+    pub(crate) fn grant_to(&self, destination: &str, grants: &[(&str, Value)]) {
+        let of = |(source, rules): &(&str, Value)| json!({"src": [source], "dst": [destination], "app": {"tailscale.com/cap/kubernetes": rules}});
         self.cluster.tailnet.set_grants(&grants.iter().map(of).collect());
     }
 
@@ -171,7 +187,7 @@ fn workloads() -> Vec<Value> {
 }
 
 /// Rights of the groups.
-fn rights() -> [Value; 4] {
+fn rights() -> [Value; 6] {
     let subject = |name: &str| json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": name}]);
     let role = |name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name});
     let object = |kind: &str, name: &str| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": name}});
@@ -188,7 +204,12 @@ fn rights() -> [Value; 4] {
     // Load runs request the root.
     let mut root = object("ClusterRole", "root");
     root["rules"] = json!([{"nonResourceURLs": ["/"], "verbs": ["get"]}]);
+    // The role `admin` has no ephemeral containers.
+    let mut debug = object("ClusterRole", "debug");
+    debug["rules"] = json!([{"apiGroups": [""], "resources": ["pods/ephemeralcontainers"], "verbs": ["patch", "update"]}]);
     [
+        debug,
+        in_default(bind("RoleBinding", "debug", DEVS, "debug")),
         in_default(bind("RoleBinding", DEVS, DEVS, "admin")),
         in_default(bind("RoleBinding", "ci", TAG, "view")),
         root,

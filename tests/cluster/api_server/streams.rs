@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use kit::cluster::DEADLINE;
+use kit::cluster::images::TOOLS;
 use kit::wait::{eventually, until};
 
 use super::stage::{ANSWER, SHELL, Stage, pod};
@@ -22,6 +23,9 @@ pub(crate) struct Protocol {
 pub(crate) const PROTOCOLS: [Protocol; 2] =
     [Protocol { name: "WebSocket", is_websocket: "true", port: 18080 }, Protocol { name: "SPDY", is_websocket: "false", port: 18081 }];
 
+/// Word of kubectl's log (level 4) when it uses SPDY after a failed `WebSocket` upgrade.
+pub(crate) const FALLBACK: &str = "allback";
+
 /// Bytes of a large transfer.
 const LARGE: usize = 4 << 20;
 
@@ -37,6 +41,7 @@ pub(crate) fn carry_every_byte(stage: &Stage, protocol: Protocol) {
     attach(stage, protocol);
     copy(stage, protocol);
     forward(stage, protocol);
+    debug(stage, protocol);
 }
 
 /// kubectl, to be run, which logs when it uses another protocol.
@@ -52,7 +57,7 @@ fn exec(stage: &Stage, protocol: Protocol) {
     let output = run(&[SHELL, "--", "sh", "-c", "echo out; echo err >&2; exit 3"], b"");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!((String::from_utf8_lossy(&output.stdout).as_ref(), output.status.code()), ("out\n", Some(3)), "{errors}");
-    assert!(errors.lines().any(|line| line == "err") && !errors.contains("fallback"), "by {}: {errors}", protocol.name);
+    assert!(errors.lines().any(|line| line == "err") && !errors.contains(FALLBACK), "by {}: {errors}", protocol.name);
     let large: Vec<u8> = (0..LARGE).map(|index| u8::try_from(index * 31 % 251).expect("small")).collect();
     let echoed = run(&["-i", SHELL, "--", "cat"], &large);
     assert!(echoed.stdout == large, "{} of {LARGE} bytes: {}", echoed.stdout.len(), String::from_utf8_lossy(&echoed.stderr));
@@ -71,7 +76,7 @@ fn attach(stage: &Stage, protocol: Protocol) {
     stage.cluster.wait(&["--for=condition=Ready", &format!("pod/{name}")]);
     let output = feed(&mut kubectl(stage, protocol, &["attach", "-i", &name]), b"typed\n");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(printed("attach", &output).contains("typed") && !errors.contains("fallback"), "{errors}");
+    assert!(printed("attach", &output).contains("typed") && !errors.contains(FALLBACK), "{errors}");
 }
 
 /// A file to a Pod and back.
@@ -97,5 +102,15 @@ fn forward(stage: &Stage, protocol: Protocol) {
     let urls = format!("{url}?[1-20]");
     let many = stage.alice.curl(&urls, &["--parallel", "--fail-early", "--fail"]).expect("answers");
     assert_eq!(many.body.matches(ANSWER).count(), 20, "{many:?}");
-    assert!(!forward.output().contains("fallback"), "by {}: {}", protocol.name, forward.output());
+    assert!(!forward.output().contains(FALLBACK), "by {}: {}", protocol.name, forward.output());
+}
+
+/// Output of an ephemeral container in a running Pod. containerd detaches a client whose input has ended, so that it has none.
+fn debug(stage: &Stage, protocol: Protocol) {
+    let (image, name) = (format!("--image={TOOLS}"), format!("--container=debug-{}", protocol.name.to_lowercase()));
+    let program = ["--", "sh", "-c", "sleep 1; echo debugged; sleep 1"];
+    let args = [&["debug", SHELL, "--attach", "--image-pull-policy=Never", &image, &name][..], &program].concat();
+    let output = kubectl(stage, protocol, &args).output().expect("nsenter");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(printed("debug", &output).contains("debugged") && !errors.contains(FALLBACK), "{errors}");
 }

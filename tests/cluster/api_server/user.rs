@@ -44,6 +44,15 @@ impl User {
         });
     }
 
+    /// The same with our command, for a name or URL.
+    pub(crate) fn configure_by_tailyard(&self, service: &str, address: &str) {
+        self.client.resolve(service);
+        let machine = self.client.machine();
+        let mut command = machine.command(Path::new(kit::tailyard()));
+        command.args(["kubeconfig", address, "--namespace", "default", "--kubeconfig"]).arg(&self.kubeconfig);
+        printed("tailyard kubeconfig", &command.arg("--socket").arg(machine.socket()).output().expect("nsenter"));
+    }
+
     /// kubectl, to be run.
     pub(crate) fn command(&self) -> Command {
         let mut command = self.client.command(&self.client.machine().bin().join("kubectl"));
@@ -97,9 +106,14 @@ impl User {
 
     /// Identity of this user, as the API server has it, of requests with these arguments of curl.
     pub(crate) fn identity(&self, service: &str, args: &[&str]) -> Result<Value, String> {
+        self.identity_at(&format!("https://{}", self.client.name(service)), args)
+    }
+
+    /// The same at this URL of the Kubernetes API.
+    pub(crate) fn identity_at(&self, url: &str, args: &[&str]) -> Result<Value, String> {
         let review = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
         let json = ["-H", "Content-Type: application/json", "--data", review];
-        let answer = self.ask(service, "/apis/authentication.k8s.io/v1/selfsubjectreviews", &[&json, args].concat())?;
+        let answer = self.curl(&format!("{url}/apis/authentication.k8s.io/v1/selfsubjectreviews"), &[&json, args].concat())?;
         if answer.status == 201 { Ok(answer.json()["status"]["userInfo"].take()) } else { Err(format!("{answer:?}")) }
     }
 }

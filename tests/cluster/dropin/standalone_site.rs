@@ -24,7 +24,7 @@ pub(crate) const CLASS: &str = "acme";
 /// An Ingress without a group, its ACME server, and a client.
 pub(crate) struct StandaloneSite {
     pebble: Pebble,
-    _front: Front,
+    front: Front,
     pub(crate) user: TailnetClient,
 }
 
@@ -43,7 +43,12 @@ impl StandaloneSite {
         let class = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": CLASS},
             "spec": {"statefulSet": {"pod": pod}}});
         stage.cluster.apply(&[class, ingress()]);
-        Self { pebble, _front: front, user }
+        Self { pebble, front, user }
+    }
+
+    /// URL of the ACME server's directory.
+    pub(crate) fn directory(&self) -> &str {
+        &self.front.directory
     }
 
     /// Creates the Ingress again.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 /// The plural names of our kinds, in order.
-pub const KINDS: [&str; 3] = ["proxyclasses", "proxygroups", "tailnets"];
+pub const KINDS: [&str; 6] = ["connectors", "dnsconfigs", "proxyclasses", "proxygrouppolicies", "proxygroups", "tailnets"];
 
 /// The file of a definition, under either's directory.
 pub fn file(kind: &str) -> String {
@@ -20,14 +20,19 @@ pub fn directory() -> PathBuf {
 }
 
 /// Our definitions, in the order of [`KINDS`].
-pub fn ours() -> [Value; 3] {
+pub fn ours() -> [Value; 6] {
     KINDS.map(|kind| read(&directory(), kind))
 }
 
 /// The Tailscale operator's definitions, in the order of [`KINDS`].
-pub fn theirs() -> [Value; 3] {
+pub fn theirs() -> [Value; 6] {
     let directory = their_directory();
     KINDS.map(|kind| read(&directory, kind))
+}
+
+/// The Tailscale operator's chart, of the same version.
+pub fn their_chart() -> PathBuf {
+    their_directory().parent().expect("a parent").join("chart")
 }
 
 /// The directory of theirs, in the Go module of the version that is pinned.

@@ -125,6 +125,11 @@ impl Hosted {
         self.call("PUT", &format!("devices/{id}"), Some(&json!(hostname)));
     }
 
+    /// Approves exactly these routes of a device, which may join later.
+    pub fn approve_routes(&self, id: &str, routes: &[&str]) {
+        self.call("PUT", &format!("routes/{id}"), Some(&json!(routes)));
+    }
+
     /// Tailscale Services by name.
     pub fn vips(&self) -> BTreeMap<String, Value> {
         self.show("services")

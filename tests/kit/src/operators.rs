@@ -1,6 +1,6 @@
 //! Cluster for both operators: their installation, and a user's objects.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::cluster::chart::{self, CONTROL, NAMESPACE, RECONCILER};
-use crate::cluster::images::{self, OPERATOR, STOCK, TAILYARD};
+use crate::cluster::images::{self, K8S_PROXY, OPERATOR, STOCK, TAILYARD};
 use crate::cluster::node::ProxyMode;
 use crate::cluster::pods::client;
 use crate::cluster::{Cluster, DEADLINE};
@@ -39,10 +39,10 @@ pub struct Stage {
 impl Stage {
     /// Starts the cluster, without an operator.
     pub fn set() -> Self {
-        let bin = servers(&["containerboot", "k8s-operator"]);
+        let bin = servers(&["containerboot", "k8s-operator", "k8s-proxy"]);
         let cluster = Cluster::start_with(NODES, Control::Hosted, ProxyMode::Nftables);
         cluster.load_tailyard(Path::new(crate::tailyard()));
-        for image in [images::stock(&bin), images::operator(&bin)] {
+        for image in [images::stock(&bin), images::operator(&bin), images::k8s_proxy(&bin)] {
             cluster.load(&image);
         }
         let (machine, tailscaled) = cluster.tailnet.node("db");
@@ -53,8 +53,8 @@ impl Stage {
         Self { cluster, guide, _target: target }
     }
 
-    /// Takes over from the Tailscale operator with the commands of docs/migrate.md.
-    pub fn take_over(&self) {
+    /// Takes over from the Tailscale operator with the commands of docs/migrate.md, and these values of the chart, separated by commas.
+    pub fn take_over(&self, values: &str) {
         self.guide.run(MIGRATE, "$ kubectl get deployments", &[]);
         let settings = self.guide.run(MIGRATE, "$ kubectl get deployment -n", &[]);
         assert!(settings.contains("\nPROXY_TAGS=tag:k8s\n"), "{settings}");
@@ -63,7 +63,10 @@ impl Stage {
         println!("their operator is {id}");
         self.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/operator", &[]);
         let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
-        let local = format!("{repository},image.tag={tag},controlPlane.url={CONTROL}");
+        // The values of docs/migrate.md for groups of type kube-apiserver.
+        let api_server = "apiServerProxyConfig.allowImpersonation=true,apiServerProxyConfig.impersonation.groups={system:masters}";
+        let api_server = format!("{api_server},{values}");
+        let local = format!("{repository},image.tag={tag},controlPlane.url={CONTROL},{api_server}");
         self.guide.run(
             MIGRATE,
             "$ helm install",
@@ -89,14 +92,21 @@ impl Stage {
         self.cluster.rolled_out(NAMESPACE, RECONCILER);
     }
 
-    /// Installs the Tailscale operator from its own manifest. Only images, credentials and the control plane URL differ.
+    /// Installs the Tailscale operator from its own manifests. Only images, credentials and the control plane URL differ.
     pub fn install_theirs(&self) {
+        let read = |file: &str| fs::read_to_string(their_directory().with_file_name("manifests").join(file)).expect("their manifest");
         let manifest = changed(
-            &fs::read_to_string(their_directory().with_file_name("manifests").join("operator.yaml")).expect("their manifest"),
+            &read("operator.yaml"),
             &[
                 ("image: tailscale/k8s-operator:stable", &format!("image: {OPERATOR}")),
                 ("imagePullPolicy: Always", "imagePullPolicy: IfNotPresent"),
                 ("value: tailscale/tailscale:stable", &format!("value: {STOCK}")),
+                (
+                    "                    - name: PROXY_TAGS\n",
+                    &format!(
+                        "                    - name: K8S_PROXY_IMAGE\n                      value: {K8S_PROXY}\n                    - name: PROXY_TAGS\n"
+                    ),
+                ),
                 ("client_id: # SET CLIENT ID HERE", &format!("client_id: {}", CLIENT.0)),
                 ("client_secret: # SET CLIENT SECRET HERE", &format!("client_secret: {}", CLIENT.1)),
                 (
@@ -106,6 +116,7 @@ impl Stage {
             ],
         );
         self.cluster.apply_text(&manifest);
+        self.cluster.apply_text(&read("authproxy-rbac.yaml"));
         self.cluster.rolled_out(NAMESPACE, "deployment/operator");
     }
 
@@ -150,10 +161,12 @@ impl Stage {
     pub fn stop(&self, deployment: &str) {
         let deployment = format!("deployment/{deployment}");
         self.cluster.kubectl(&["scale", "-n", NAMESPACE, &deployment, "--replicas=0"]);
-        eventually("its end", DEADLINE, || {
-            let remaining = self.cluster.kubectl(&["get", "-n", NAMESPACE, &deployment, "-o", "jsonpath={.status.replicas}"]);
-            matches!(remaining.as_str(), "" | "0").then_some(())
-        });
+        // Its status counts no Pods that end, and these write until then.
+        let labels = self.cluster.kubectl(&["get", "-n", NAMESPACE, &deployment, "-o", "jsonpath={.spec.selector.matchLabels}"]);
+        let labels: BTreeMap<String, String> = serde_json::from_str(&labels).expect("labels");
+        let selector: Vec<_> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let pods = || self.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", &selector.join(","), "-o", "name"]);
+        eventually("the end of its Pods", DEADLINE, || pods().is_empty().then_some(()));
     }
 
     /// The user's view of the Service: spec and external name.

@@ -96,7 +96,7 @@ impl Stage {
 
     /// Installs the definitions.
     pub async fn define_all(&self) {
-        for kind in ["proxygroups", "proxyclasses", "tailnets"] {
+        for kind in crate::definitions::KINDS {
             self.define(&format!("{kind}.tailscale.com"), &format!("config/crd/tailscale.com_{kind}.yaml")).await;
         }
     }

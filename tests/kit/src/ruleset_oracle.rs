@@ -29,6 +29,8 @@ pub enum FlowVerdict {
         /// Source address as the target sees it.
         source: SourceAddress,
     },
+    /// Translated to this listener of the Pod, which sees the client's address.
+    Listener(SocketAddr),
     /// Refused at once: TCP reset, ICMP port unreachable.
     Refuse,
     /// Not handled by the ruleset.
@@ -49,6 +51,10 @@ pub enum SourceAddress {
 pub fn evaluate(ruleset: &Ruleset, packet: &Packet) -> FlowVerdict {
     let family = Family::of(packet.dst);
     let key = PortKey { proto: packet.proto, port: packet.port };
+    let at = SocketAddr::new(packet.dst, packet.port.get());
+    if let Some(to) = ruleset.listeners.get(&at).filter(|_| packet.from_tailnet && packet.proto == Proto::Tcp) {
+        return FlowVerdict::Listener(*to);
+    }
     if packet.from_tailnet {
         return ruleset.from_tailnet.get(&packet.dst).map_or(FlowVerdict::Pass, |to| relay(whole(to, packet), SourceAddress::Masquerade));
     }

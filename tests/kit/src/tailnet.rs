@@ -125,6 +125,12 @@ impl Tailnet {
         self.try_api(method, path, &body.to_string()).unwrap_or_else(|| panic!("{method} {path} is refused"))
     }
 
+    /// Approves exactly these routes of a node in the stand-in's tailnet.
+    pub fn approve_routes(&self, name: &str, routes: &[&str]) {
+        let node = self.listed(name).unwrap_or_else(|| panic!("the control server knows no {name}"));
+        self.call("POST", &format!("/device/{}/routes", node["nodeId"].as_str().expect("an ID")), &serde_json::json!({"routes": routes}));
+    }
+
     /// Sets the certificate domains of every node in the stand-in's tailnet.
     pub fn set_cert_domains(&self, names: &[&str]) {
         let body = serde_json::to_string(names).expect("JSON");

@@ -43,7 +43,7 @@ impl TailnetClient {
         let machine = tailnet.machine(name);
         let tailscaled = machine.tailscaled();
         tailnet.join(&machine, args);
-        behind_a_gateway(&machine);
+        behind_a_gateway(&machine, "100.64.0.0/10");
         let client = Self { machine, roots: tailnet.dir().join("roots.pem"), _tailscaled: tailscaled, tailnet: Arc::clone(tailnet) };
         let authority = tailnet.dir().join("ca.crt").display().to_string();
         let root = client.curl(&["--cacert", &authority, "https://hs.lab:15000/roots/0"]).expect("the root of the ACME server");
@@ -109,14 +109,11 @@ impl TailnetClient {
     pub fn begin(&self, (service, port): (&str, u16), expect: &str, rate: &str, timeout: &str) -> LoadRun {
         let address = self.address(service).expect("a Tailscale Service");
         let (to, roots) = (format!("{}:{port}", self.name(service)), self.roots.display().to_string());
-        let mut command = vec![crate::tailyard(), "load", &to, "--connect", &address, "--expect", expect];
+        let mut args = vec![&*to, "--connect", &address, "--expect", expect, "--rate", rate, "--timeout", timeout];
         if port == HTTPS {
-            command.extend(["--https", "--ca", &roots]);
+            args.extend(["--https", "--ca", &roots]);
         }
-        command.extend(["--rate", rate, "--timeout", timeout, "--duration", "1h"]);
-        let run = LoadRun(self.machine.spawn(&format!("load-{service}"), &command, &[]));
-        eventually("the load being answered", DEADLINE, || (run.so_far().answered_so_far() > 0).then_some(()));
-        run
+        LoadRun::begin(&self.machine, service, &args)
     }
 
     /// The name of a Tailscale Service or device in the tailnet.
@@ -153,6 +150,14 @@ impl TailnetClient {
 }
 
 impl LoadRun {
+    /// Starts `tailyard load` with these arguments on a machine and waits for the first answer.
+    pub fn begin(machine: &Machine, name: &str, args: &[&str]) -> Self {
+        let command = [&[crate::tailyard(), "load", "--duration", "1h"], args].concat();
+        let run = Self(machine.spawn(&format!("load-{name}"), &command, &[]));
+        eventually("the load being answered", DEADLINE, || (run.so_far().answered_so_far() > 0).then_some(()));
+        run
+    }
+
     /// Ends it.
     pub fn end(mut self) -> LoadReport {
         self.0.signal(Signal::SIGTERM);
@@ -166,15 +171,15 @@ impl LoadRun {
     }
 }
 
-/// Adds a gateway for tailnet addresses without a route. It drops these packets, like a router of the internet.
+/// Adds a gateway for addresses of this network that no peer routes. It drops these packets, like a router of the internet.
 ///
 /// While no replica serves an address, the client's tailscaled has no peer for it, and packets leave by the machine's own link. The lab's
 /// default route has no gateway: without this one the kernel would wait 3 s for ARP, send no other packet of the connection, and then fail it.
-fn behind_a_gateway(machine: &Machine) {
+pub fn behind_a_gateway(machine: &Machine, network: &str) {
     let IpAddr::V4(own) = machine.address else { panic!("{} is of the other family", machine.address) };
     let [a, b, c, _] = own.octets();
     let gateway = format!("{a}.{b}.{c}.254");
-    machine.node.ip(&format!(
-        "neigh add {gateway} lladdr 02:00:00:00:00:fe dev eth0 nud permanent\nroute add 100.64.0.0/10 via {gateway} dev eth0\n"
-    ));
+    machine
+        .node
+        .ip(&format!("neigh add {gateway} lladdr 02:00:00:00:00:fe dev eth0 nud permanent\nroute add {network} via {gateway} dev eth0\n"));
 }

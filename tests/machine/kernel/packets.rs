@@ -27,9 +27,9 @@ use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
 use kit::wait::uninterrupted;
 
 /// Time limit for a flow that should succeed.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Time limit for a refusal on a busy machine; dropped packets take all of `PATIENCE`.
-const AT_ONCE: Duration = Duration::from_secs(3);
+pub(super) const AT_ONCE: Duration = Duration::from_secs(3);
 
 /// Port of the targets.
 const SERVICE: u16 = 7001;
@@ -55,13 +55,13 @@ enum Expect {
 }
 
 /// Lab with every possible destination of a flow.
-struct Scene {
-    lab: Lab,
+pub(super) struct Scene {
+    pub(super) lab: Lab,
     _servers: Vec<Server>,
 }
 
 impl Scene {
-    fn build() -> Self {
+    pub(super) fn build() -> Self {
         Self::of(&Shape { clients: 2, proxies: 1, targets: 3, ..Shape::default() })
     }
 
@@ -79,7 +79,7 @@ impl Scene {
         Self { lab, _servers: servers }
     }
 
-    fn proxy(&self) -> &Node {
+    pub(super) fn proxy(&self) -> &Node {
         &self.lab.proxies[0]
     }
 
@@ -183,7 +183,7 @@ fn key(proto: Proto, port: u16) -> PortKey {
 }
 
 /// Address of a Tailscale Service.
-fn vip(family: Family, number: u8) -> IpAddr {
+pub(super) fn vip(family: Family, number: u8) -> IpAddr {
     let text = if family == Family::V4 { format!("100.99.1.{number}") } else { format!("fd7a:115c:a1e0:99::{number}") };
     text.parse().expect("an address")
 }

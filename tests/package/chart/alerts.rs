@@ -84,56 +84,78 @@ fn cases() -> Vec<Case> {
     let (by_name, by_service) = (&["namespace", "name"], &["namespace", "proxied_service"]);
     let expiry = "tailyard_certificate_expiry_timestamp_seconds";
     let requests = |code| [("proxied_service", "svc:web"), ("code", code)];
-    vec![
-        Case { input: vec![], labels: &["namespace"], ..new("TailyardReconcilerAbsent", "tailyard_leader", &[], "", "0") },
-        Case { labels: &["cluster", "namespace"], ..new("TailyardNoLeader", "tailyard_leader", &[("cluster", "b")], "0", "1") },
-        new("TailyardReconcilerUnsynced", "tailyard_caches_synced", &[], "0", "1"),
-        new("TailyardReconcileFails", "tailyard_workqueue_depth", &[("state", "failing")], "2", "0"),
-        new("TailyardControlPlaneUnusable", "tailyard_control_plane_ready", &[("tailnet", "lab")], "0", "1"),
-        Case {
-            labels: &["cluster", "namespace", "proxygroup"],
-            ..new("TailyardReplicaLost", "tailyard_lost_replicas", &[("cluster", "b"), ("proxygroup", "eg")], "1", "0")
-        },
-        new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "pending")], "2", "0"),
-        new("TailyardIngressFault", "tailyard_ingress_faults", &[("reason", "InvalidIngress")], "2", "0"),
-        new("TailyardStandaloneProxyUnserved", "tailyard_standalone_proxies", &[("kind", "Ingress"), ("state", "pending")], "2", "0")
-            .beside("tailyard_standalone_proxies", &[("kind", "Ingress"), ("state", "rejected")], "3"),
-        new("TailyardCertificateUnhealthy", "tailyard_certificates", &[("proxygroup", "web"), ("state", "failing")], "2", "0"),
-        new("TailyardReconcilerSlow", "tailyard_workqueue_oldest_item_age_seconds", &[], "90", "30"),
-        new("TailyardReplicaUnready", "tailyard_ready", &[], "0", "1"),
-        new("TailyardTaskStalled", "tailyard_task_stalled", &[("task", "dns")], "1", "0"),
-        new("TailyardRulesetLag", "tailyard_ruleset_lag_seconds", &[], "20", "2"),
-        new("TailyardServiceRejected", "tailyard_service_rejected", &rejected, "1", "0"),
-        new("TailyardConfigInvalid", "tailyard_config_error", &[("config", "egress"), ("reason", "Parse")], "1", "0"),
-        // 3,300 s ago, as series begin at time 0; and 600 s ago.
-        new("TailyardStateSecretFails", "tailyard_state_secret_error_timestamp_seconds", &[("reason", "Forbidden")], "3300", "6400"),
-        new("TailyardDNSStale", "tailyard_dns_last_success_timestamp_seconds", &[("name", "db.example")], "3300", "6000"),
-        new("TailyardConntrackFull", "tailyard_conntrack_entries", &[], "90", "50").beside("tailyard_conntrack_limit", &[], "100"),
-        new("TailyardTailscaledRestarts", "tailyard_tailscaled_restarts_total", &[], "0+1", "5"),
-        new("TailyardSupervisorRestarted", "tailyard_supervisor_restarts_total", &[], "0+1", "5"),
-        new("TailyardRulesetDrift", "tailyard_ruleset_drift_repairs_total", &[], "0+1", "5"),
-        // A week, 30 days; a day, a week.
-        Case { labels: by_name, ..new("TailyardCertificateExpiring", expiry, &site[1..], "604800", "2592000") },
-        Case { labels: by_name, ..new("TailyardCertificateExpiresSoon", expiry, &site[1..], "86400", "604800") },
-        Case { labels: by_name, ..new("TailyardCertificateOrdersFail", "tailyard_certificate_order_failures", &site[1..], "3", "2") },
-        new("TailyardCertificateMissing", "tailyard_certificate_missing", &site, "1", "0"),
-        new("TailyardListenerError", "tailyard_http_listener_error", &[("proxied_service", "svc:web"), ("port", "443")], "1", "0"),
-        new(
-            "TailyardEndpointWatchFails",
-            "tailyard_endpointslice_watch_error",
-            &[("backend_namespace", "shop"), ("reason", "Forbidden")],
-            "1",
-            "0",
-        ),
-        Case { labels: by_service, ..new("TailyardHTTPErrors", "tailyard_http_requests_total", &requests("5xx"), "0+60", "0+1") }.beside(
-            "tailyard_http_requests_total",
-            &requests("2xx"),
+    let mut cases =
+        vec![
+            Case { input: vec![], labels: &["namespace"], ..new("TailyardReconcilerAbsent", "tailyard_leader", &[], "", "0") },
+            Case { labels: &["cluster", "namespace"], ..new("TailyardNoLeader", "tailyard_leader", &[("cluster", "b")], "0", "1") },
+            new("TailyardReconcilerUnsynced", "tailyard_caches_synced", &[], "0", "1"),
+            new("TailyardReconcileFails", "tailyard_workqueue_depth", &[("state", "failing")], "2", "0"),
+            new("TailyardControlPlaneUnusable", "tailyard_control_plane_ready", &[("tailnet", "lab")], "0", "1"),
+            Case {
+                labels: &["cluster", "namespace", "proxygroup"],
+                ..new("TailyardReplicaLost", "tailyard_lost_replicas", &[("cluster", "b"), ("proxygroup", "eg")], "1", "0")
+            },
+            new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "pending")], "2", "0"),
+            new("TailyardIngressFault", "tailyard_ingress_faults", &[("reason", "InvalidIngress")], "2", "0"),
+            new("TailyardStandaloneProxyUnserved", "tailyard_standalone_proxies", &[("kind", "Ingress"), ("state", "pending")], "2", "0")
+                .beside("tailyard_standalone_proxies", &[("kind", "Ingress"), ("state", "rejected")], "3"),
+            new("TailyardConnectorUnready", "tailyard_connectors", &[("state", "pending")], "2", "0"),
+            new("TailyardCertificateUnhealthy", "tailyard_certificates", &[("proxygroup", "web"), ("state", "failing")], "2", "0"),
+            new("TailyardReconcilerSlow", "tailyard_workqueue_oldest_item_age_seconds", &[], "90", "30"),
+            new("TailyardReplicaUnready", "tailyard_ready", &[], "0", "1"),
+            new("TailyardTaskStalled", "tailyard_task_stalled", &[("task", "dns")], "1", "0"),
+            new("TailyardRulesetLag", "tailyard_ruleset_lag_seconds", &[], "20", "2"),
+            new("TailyardServiceRejected", "tailyard_service_rejected", &rejected, "1", "0"),
+            new("TailyardConfigInvalid", "tailyard_config_error", &[("config", "egress"), ("reason", "Parse")], "1", "0"),
+            // 3,300 s ago, as series begin at time 0; and 600 s ago.
+            new("TailyardStateSecretFails", "tailyard_state_secret_error_timestamp_seconds", &[("reason", "Forbidden")], "3300", "6400"),
+            new("TailyardDNSStale", "tailyard_dns_last_success_timestamp_seconds", &[("name", "db.example")], "3300", "6000"),
+            new("TailyardConntrackFull", "tailyard_conntrack_entries", &[], "90", "50").beside("tailyard_conntrack_limit", &[], "100"),
+            new("TailyardTailscaledRestarts", "tailyard_tailscaled_restarts_total", &[], "0+1", "5"),
+            new("TailyardSupervisorRestarted", "tailyard_supervisor_restarts_total", &[], "0+1", "5"),
+            new("TailyardRulesetDrift", "tailyard_ruleset_drift_repairs_total", &[], "0+1", "5"),
+            // A week, 30 days; a day, a week.
+            Case { labels: by_name, ..new("TailyardCertificateExpiring", expiry, &site[1..], "604800", "2592000") },
+            Case { labels: by_name, ..new("TailyardCertificateExpiresSoon", expiry, &site[1..], "86400", "604800") },
+            Case { labels: by_name, ..new("TailyardCertificateOrdersFail", "tailyard_certificate_order_failures", &site[1..], "3", "2") },
+            new("TailyardCertificateMissing", "tailyard_certificate_missing", &site, "1", "0"),
+            new("TailyardListenerError", "tailyard_http_listener_error", &[("proxied_service", "svc:web"), ("port", "443")], "1", "0"),
+            new(
+                "TailyardEndpointWatchFails",
+                "tailyard_endpointslice_watch_error",
+                &[("backend_namespace", "shop"), ("reason", "Forbidden")],
+                "1",
+                "0",
+            ),
+            Case { labels: by_service, ..new("TailyardHTTPErrors", "tailyard_http_requests_total", &requests("5xx"), "0+60", "0+1") }
+                .beside("tailyard_http_requests_total", &requests("2xx"), "0+60"),
+            Case {
+                labels: by_service,
+                ..new("TailyardBackendUnreachable", "tailyard_http_clusterip_fallbacks_total", &site[..1], "0+60", "5")
+            },
+        ];
+    cases.extend(api_server_cases());
+    cases
+}
+
+fn api_server_cases() -> [Case; 3] {
+    let new = Case::new;
+    let (api_requests, api_latency) = ("tailyard_api_server_requests_total", "tailyard_api_server_request_duration_seconds_bucket");
+    let api = |code| [("verb", "get"), ("resource", "pods"), ("code", code)];
+    [
+        Case { labels: &["namespace"], ..new("TailyardAPIServerErrors", api_requests, &api("503"), "0+60", "0+1") }.beside(
+            api_requests,
+            &api("200"),
             "0+60",
         ),
         Case {
-            labels: by_service,
-            ..new("TailyardBackendUnreachable", "tailyard_http_clusterip_fallbacks_total", &site[..1], "0+60", "5")
-        },
+            labels: &["namespace", "reason"],
+            ..new("TailyardAPIServerRequestsRefused", "tailyard_api_server_requests_refused_total", &[("reason", "Grants")], "0+60", "5")
+        }
+        .beside("tailyard_api_server_requests_refused_total", &[("reason", "UnknownClient")], "0+60"),
+        Case { labels: &["namespace"], ..new("TailyardAPIServerSlow", api_latency, &[("verb", "get"), ("le", "2.5")], "5", "0+60") }
+            .beside(api_latency, &[("verb", "get"), ("le", "10")], "0+60")
+            .beside(api_latency, &[("verb", "get"), ("le", "+Inf")], "0+60"),
     ]
 }
 
@@ -263,8 +285,12 @@ const PAGE: &str = "# Prometheus alerts\n\nThe chart installs these alerts with 
                     [metrics.md](metrics.md);\nthose of proxies also a ProxyClass with `spec.metrics: {enable: true, serviceMonitor: {enable: true}}`, \
                     for all of them as the chart's\n`defaultProxyClass`.\n\n```console\n$ helm upgrade tailyard charts/tailyard --namespace tailscale \
                     --reset-then-reuse-values \\\n    --set prometheusRule.enabled=true,metrics.serviceMonitor.enabled=true\n```\n";
-const TITLES: [(&str, &str); 3] =
-    [("tailyard-reconciler", "Reconciler"), ("tailyard-proxy", "Replicas"), ("tailyard-ingress", "Ingress replicas")];
+const TITLES: [(&str, &str); 4] = [
+    ("tailyard-reconciler", "Reconciler"),
+    ("tailyard-proxy", "Replicas"),
+    ("tailyard-ingress", "Ingress replicas"),
+    ("tailyard-api-server", "API server proxy"),
+];
 
 #[test]
 fn the_page_of_alerts_is_made_from_the_chart() {

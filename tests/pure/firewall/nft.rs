@@ -43,6 +43,12 @@ fn walk(interface: &InterfaceName, stored: &BTreeMap<(Set, ElementKey), Option<V
             .map(|to| FlowVerdict::Dnat { to, source })
             .unwrap_or(if has(Set::HostNone(side, family), host) { FlowVerdict::Refuse } else { FlowVerdict::Pass })
     };
+    let socket = ElementKey::Socket(SocketAddr::new(packet.dst, packet.port.get()));
+    if let Some(value) = stored.get(&(Set::Listener(family), socket)).filter(|_| packet.from_tailnet && packet.proto == Proto::Tcp) {
+        let to = to(value);
+        assert!(has(Set::Listening, ElementKey::Number(Port::new(to.port()).expect("not zero"))), "only translated packets reach {to}");
+        return FlowVerdict::Listener(to);
+    }
     if packet.from_tailnet {
         return whole(PacketSide::Tailnet, SourceAddress::Masquerade);
     }

@@ -16,6 +16,9 @@ fn address(net: u8, which: u8) -> IpAddr {
     text.parse().expect("an address")
 }
 
+/// Network of the node's own addresses in the tailnet, where listeners are.
+pub(crate) const LISTENERS: u8 = 9;
+
 fn addresses(net: u8) -> impl Strategy<Value = BTreeSet<IpAddr>> {
     btree_set((0..8u8).prop_map(move |which| address(net, which)), 0..5)
 }
@@ -33,11 +36,15 @@ pub(crate) fn rulesets() -> impl Strategy<Value = Ruleset> {
     let hosts = |net| btree_map((0..4u8).prop_map(move |which| address(net, which)), addresses(2), 0..3);
     let ports = btree_map(keys(), btree_set(target, 0..5), 0..12);
     let siblings = (btree_set(0..4u8, 0..3), addresses(4));
-    (ports, hosts(1), hosts(3), btree_set(keys(), 0..2), btree_set(0..2u8, 0..3), siblings).prop_map(
-        |(ports, from_cluster, from_tailnet, reserved, own, (pod, replicas))| {
+    let listener = ((0..4u8, keys()), prop_oneof![Just(40_001u16), Just(40_002)]).prop_map(|((which, key), port)| {
+        (SocketAddr::new(address(3, which), key.port.get()), SocketAddr::new(address(LISTENERS, which % 2), port))
+    });
+    let listeners = btree_set(listener, 0..4);
+    (ports, hosts(1), hosts(3), listeners, btree_set(keys(), 0..2), btree_set(0..2u8, 0..3), siblings).prop_map(
+        |(ports, from_cluster, from_tailnet, listeners, reserved, own, (pod, replicas))| {
             let siblings = pod.into_iter().filter_map(|which| SiblingAddresses::new(address(1, which), replicas.iter().copied()));
             let siblings = siblings.map(|of| (Family::of(of.own()), of)).collect();
-            let own = own.into_iter().map(|which| address(9, which));
+            let own = own.into_iter().map(|which| address(LISTENERS, which));
             let source: BTreeMap<Family, IpAddr> = own.map(|ip| (Family::of(ip), ip)).collect();
             let interface = InterfaceName::tailscale0();
             let (from_cluster, from_tailnet) = (from_cluster.into(), from_tailnet.into());
@@ -45,6 +52,7 @@ pub(crate) fn rulesets() -> impl Strategy<Value = Ruleset> {
                 source: source.into(),
                 ports: ports.into(),
                 from_tailnet,
+                listeners: listeners.into_iter().collect(),
                 from_cluster,
                 siblings,
                 reserved,

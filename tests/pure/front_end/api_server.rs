@@ -25,9 +25,11 @@ use tailyard::edge::localapi::LocalApiError;
 use tailyard::model::api_server::base_path::BasePath;
 use tailyard::model::api_server::request_info::StreamKind;
 use tailyard::model::base::netmap::NetMap;
+use tailyard::model::front_end::vhosts::shares::Shares;
 use tailyard::proxy::api_server::ApiServerService;
 use tailyard::proxy::api_server::callers::Callers;
 use tailyard::proxy::api_server::stats::ApiServerStats;
+use tailyard::proxy::front_end::Limits;
 use tailyard::proxy::front_end::credentials::UpstreamCredentials;
 use tailyard::proxy::front_end::identify::WhoIsLookup;
 use tailyard::proxy::front_end::vhosts::VhostService;
@@ -39,7 +41,10 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use kit::front_end::backend::{Backend, header};
-use kit::front_end::front::{Authority, CLIENT, DEADLINE, Front, Options, ReceivedResponse, forwarded_from, get1, get2, got};
+use kit::front_end::front::{
+    Authority, CLIENT, DEADLINE, Front, Options, ReceivedResponse, forwarded_from, get1, get2, got, received_head, site,
+};
+use kit::front_end::refusing::{RefusedBy, Refusing};
 use kit::wait::{eventually_async, until_async};
 
 const NAME: &str = "kube.tail.ts.net";
@@ -113,6 +118,10 @@ impl Stage {
     }
 
     async fn at(sites: &Value, authority: Authority, backend: Backend) -> Self {
+        Self::limited(sites, authority, backend, Limits::default()).await
+    }
+
+    async fn limited(sites: &Value, authority: Authority, backend: Backend, limits: Limits) -> Self {
         let files = TempDir::new().expect("a directory");
         replace(&files.path().join("ca.crt"), authority.pem().as_bytes()).expect("written");
         replace(&files.path().join("token"), b"one\n").expect("written");
@@ -137,23 +146,30 @@ impl Stage {
                 Box::pin(async move {
                     match answer {
                         Some(Value::Null) => Err(LocalApiError::Deadline { call: "whois", after: Duration::ZERO }),
-                        answer => Ok(answer.map(|answer| serde_json::from_value(answer).expect("an answer"))),
+                        answer => {
+                            let whois = answer.map(|answer| serde_json::from_value(answer).expect("an answer"));
+                            Ok((tokio::time::Instant::now(), whois))
+                        }
                     }
                 })
             })
         };
         let (netmap, netmap_seen) = watch::channel(None);
-        let api_server = ApiServerService::new(Callers::new(lookup, netmap_seen), credentials.clone(), BasePath::default());
+        let api_server = ApiServerService::new(
+            Callers::new(Box::new(move |_| Arc::clone(&lookup)), netmap_seen),
+            credentials.clone(),
+            BasePath::default(),
+        );
         let stats = api_server.stats();
         let service = SiteService { vhosts: VhostService::new(None).expect("set up"), api_server };
-        let front = Front::serving(sites.clone(), Options::default(), service).await;
+        let front = Front::serving(sites.clone(), Options { limits, ..Options::default() }, service).await;
         until_async("the token is read", DEADLINE, async || credentials.authorization().is_some()).await;
         Self { front, backend, authority, files, whois, lookups, netmap, stats }
     }
 
-    /// The response to a request without TLS for this host.
-    async fn plain(&self, host: &str) -> String {
-        let mut stream = forwarded_from(CLIENT, self.front.at("svc:kube", 80)).await.expect("connected");
+    /// The response to a request without TLS for this host, at this port.
+    async fn plain(&self, port: u16, host: &str) -> String {
+        let mut stream = self.front.forwarded("svc:kube", port).await.expect("connected");
         let request = format!("GET {PODS} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("sent");
         let mut answer = String::new();
@@ -197,14 +213,8 @@ impl Stage {
     async fn raw(&self, client: &str, bytes: &str) -> (tokio_rustls::client::TlsStream<TcpStream>, String) {
         let mut stream = self.stream(client, "http/1.1").await;
         stream.write_all(bytes.as_bytes()).await.expect("sent");
-        let mut answer = Vec::new();
-        let read = async {
-            while !answer.ends_with(b"\r\n\r\n") {
-                answer.push(stream.read_u8().await.expect("a response"));
-            }
-        };
-        timeout(DEADLINE, read).await.expect("a response in time");
-        (stream, String::from_utf8_lossy(&answer).to_ascii_lowercase())
+        let head = received_head(&mut stream).await;
+        (stream, head)
     }
 
     /// An open session.
@@ -221,7 +231,7 @@ fn status(answer: &ReceivedResponse, code: u16) -> String {
     assert_eq!((answer.status.as_u16(), answer.headers.get(CONTENT_TYPE)), (code, Some(&"application/json".parse().expect("a value"))));
     let status: Value = serde_json::from_slice(&answer.body).expect("JSON");
     assert_eq!((&status["kind"], &status["status"], &status["code"]), (&json!("Status"), &json!("Failure"), &json!(code)), "{status}");
-    assert_eq!(answer.headers.contains_key(RETRY_AFTER), code == 503);
+    assert_eq!(answer.headers.contains_key(RETRY_AFTER), matches!(code, 429 | 503));
     status["message"].as_str().expect("a message").to_owned()
 }
 
@@ -271,6 +281,11 @@ async fn identity_of_the_connection_replaces_every_claim_in_both_versions_of_htt
             assert_eq!(header(&received, "impersonate-extra-tailyard.io%2fnode"), Some("laptop.tail.ts.net"));
             assert_eq!(header(&received, "sec-websocket-protocol"), Some("v5.channel.k8s.io"));
             assert_eq!(header(&received, "x-forwarded-for"), CLIENT.split(':').next());
+            assert_eq!(header(&received, "x-forwarded-host"), Some(NAME));
+            let authority = stage.backend.address.to_string();
+            let is_sent_to_itself =
+                header(&received, "host").map_or(received["uri"].to_string().contains(&authority), |host| host == authority);
+            assert!(is_sent_to_itself, "{received}");
             assert!(received["uri"].as_str().is_some_and(|uri| uri.ends_with(&format!("{PODS}?watch=0;x"))), "{received}");
             assert_eq!(received["version"], if alpn.contains(&"h2") { "HTTP/2.0" } else { "HTTP/1.1" });
         }
@@ -398,16 +413,39 @@ async fn pages_of_other_sites_use_no_identity_of_the_browser() {
         let of_a_pod = stage.get(CLIENT, "/api/v1/namespaces/ns/services/s/proxy/", &[page]).await;
         assert!(status(&of_a_pod, 403).contains("another site"), "{page:?}");
     }
-    let answer = stage.plain("rebound.example").await;
+    let answer = stage.plain(80, "rebound.example").await;
     assert!(answer.starts_with("HTTP/1.1 421") && answer.contains("\"Status\""), "{answer}");
     assert_eq!(stage.backend.state.requests(), 1);
+}
+
+/// Over HTTP no browser sends `Sec-Fetch-Site`, nor an `Origin` in a GET request.
+#[tokio::test]
+async fn pages_of_pods_run_no_script_in_browsers_that_are_not_recognized() {
+    const PAGES: [&str; 4] = [
+        "/api/v1/namespaces/ns/services/s/proxy/",
+        "/api/v1/namespaces/ns/pods/https:p:8443/proxy/page",
+        "/api/v1/namespaces/ns/pods/p/%70roxy/page",
+        "/api/v1/nodes/n/proxy/logs/",
+    ];
+    let is_sandboxed = async |stage: &Stage, path: &str| {
+        let answer = stage.get(CLIENT, path, &[]).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}");
+        answer.headers.get_all("content-security-policy").iter().any(|policy| policy == "sandbox")
+    };
+    let stage = Stage::new().await;
+    for page in PAGES {
+        assert!(is_sandboxed(&stage, page).await, "{page}");
+    }
+    assert!(!is_sandboxed(&stage, PODS).await);
+    let without_identity = Stage::with(&json!({"mode": "noauth"}), ALPN).await;
+    assert!(!is_sandboxed(&without_identity, PAGES[0]).await, "the page has no credentials");
 }
 
 #[tokio::test]
 async fn site_without_tls_is_served_under_its_names() {
     let stage = Stage::with(&json!({"mode": "auth", "names": ["plain.example"]}), ALPN).await;
     for (host, status) in [("plain.example", 200), ("Plain.example:80", 200), (NAME, 200), ("other.example", 421)] {
-        let answer = stage.plain(host).await;
+        let answer = stage.plain(80, host).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{host}: {answer}");
     }
 }
@@ -415,10 +453,7 @@ async fn site_without_tls_is_served_under_its_names() {
 #[tokio::test]
 async fn port_that_redirects_sends_clients_to_https() {
     let stage = Stage::new().await;
-    let mut stream = stage.front.forwarded("svc:kube", 81).await.expect("connected");
-    stream.write_all(format!("GET {PODS} HTTP/1.1\r\nHost: {NAME}\r\nConnection: close\r\n\r\n").as_bytes()).await.expect("sent");
-    let mut answer = String::new();
-    timeout(DEADLINE, stream.read_to_string(&mut answer)).await.expect("in time").expect("a response");
+    let answer = stage.plain(81, NAME).await;
     assert!(answer.starts_with("HTTP/1.1 301") && answer.contains(&format!("https://{NAME}{PODS}")), "{answer}");
 }
 
@@ -432,12 +467,37 @@ async fn replaced_token_and_authority_are_used_without_a_restart() {
     let (address, new) = (stage.backend.address.to_string(), Authority::new());
     stage.backend.stop().await;
     stage.backend = api_server(&address, &new, ALPN).await;
-    assert_eq!(status(&stage.get(CLIENT, PODS, &[]).await, 503), "cannot connect to the backend", "it is not trusted");
+    assert_eq!(status(&stage.get(CLIENT, PODS, &[]).await, 503), "cannot connect to the API server", "it is not trusted");
     assert_eq!(stage.backend.state.requests(), 0);
     replace(&stage.files.path().join("ca.crt"), new.pem().as_bytes()).expect("written");
     let code = async || stage.get(CLIENT, PODS, &[]).await.status;
     eventually_async("the new authority", DEADLINE, code, |code| *code == StatusCode::OK).await;
     stage.authority = new;
+}
+
+#[tokio::test]
+async fn connection_of_a_former_authority_gets_no_further_request() {
+    for alpn in [ALPN, &["http/1.1"]] {
+        let stage = Stage::with(&json!({"mode": "auth"}), alpn).await;
+        assert_eq!(stage.get(CLIENT, PODS, &[]).await.status, StatusCode::OK);
+        replace(&stage.files.path().join("ca.crt"), Authority::new().pem().as_bytes()).expect("written");
+        let code = async || stage.get(CLIENT, PODS, &[]).await.status;
+        eventually_async("no connection is trusted", DEADLINE, code, |code| *code == StatusCode::SERVICE_UNAVAILABLE).await;
+        replace(&stage.files.path().join("ca.crt"), stage.authority.pem().as_bytes()).expect("written");
+        eventually_async("a new connection", DEADLINE, code, |code| *code == StatusCode::OK).await;
+    }
+}
+
+#[tokio::test]
+async fn connection_of_a_virtual_host_whose_server_is_not_verified_is_none_to_the_api_server() {
+    let unverified = Authority::new();
+    let backend = api_server("127.0.0.1:0", &unverified, ALPN).await;
+    let mut both = sites(&json!({"mode": "auth"}), backend.address, "https");
+    both["svc:web"] = site("web.tail.ts.net", &both["svc:kube"]["routes"][0]["backend"]);
+    let stage = Stage::at(&both, Authority::new(), backend).await;
+    assert_eq!(stage.front.get("svc:web", "https://web.tail.ts.net/").await.status, StatusCode::OK);
+    status(&stage.get(CLIENT, PODS, &[]).await, 503);
+    assert_eq!(stage.backend.state.requests(), 1);
 }
 
 #[tokio::test]
@@ -450,9 +510,10 @@ async fn sessions_of_both_protocols_pass() {
             let mut echo = [0; 7];
             timeout(DEADLINE, session.read_exact(&mut echo)).await.expect("in time").expect("an echo");
             assert_eq!(&echo, b"echo me");
-            assert_eq!(stage.stats.sample().streams[&StreamKind::Exec], 1);
+            let open = || (stage.stats.sample().streams[&StreamKind::Exec], *stage.front.front_end.stats.long_running().borrow());
+            assert_eq!(open(), (1, 1), "a drain waits for it");
             drop(session);
-            until_async("the stream ends", DEADLINE, async || stage.stats.sample().streams[&StreamKind::Exec] == 0).await;
+            until_async("the stream ends", DEADLINE, async || open() == (0, 0)).await;
         }
         assert_eq!(stage.stats.sample().requests, [(("create", "pods", 101), 2)].into());
     }
@@ -491,9 +552,52 @@ async fn safe_request_is_sent_once_more_if_the_connection_breaks_and_others_are_
         let answer = got(stage.http1(CLIENT).await.send_request(request)).await;
         assert_eq!((answer.status.as_u16(), requests.load(Ordering::SeqCst)), (code, sent), "{method} {breaks}");
         if code == 502 {
-            assert_eq!(status(&answer, 502), "the connection to the backend broke");
+            assert_eq!(status(&answer, 502), "the connection to the API server broke");
         }
     }
+}
+
+#[tokio::test]
+async fn request_that_the_api_server_has_not_processed_is_sent_once_more_with_any_method() {
+    let cases = [
+        ("GET", 0, 1, 200),
+        ("POST", 0, 1, 200),
+        ("POST", 10, 1, 200),
+        ("DELETE", 0, 1, 200),
+        ("PATCH", 15_000, 1, 200),
+        // More than is stored, or refused again: clients repeat it.
+        ("POST", 200_000, 1, 503),
+        ("POST", 10, 2, 503),
+    ];
+    for (by, (method, length, refusals, code)) in
+        [RefusedBy::Reset, RefusedBy::GoAway].into_iter().flat_map(|by| cases.map(|case| (by, case)))
+    {
+        let backend = Backend::new("a").await;
+        let server = Refusing::new(by, refusals, backend.address).await;
+        let stage = Stage::at(&sites(&json!({"mode": "auth"}), server.address, "h2c"), Authority::new(), backend).await;
+        let body = Bytes::from(vec![b'x'; length]);
+        let request = Request::builder().method(method).uri(PODS).header("host", NAME).body(Full::new(body)).expect("a request");
+        let answer = got(stage.http1(CLIENT).await.send_request(request)).await;
+        let case = format!("{by:?} {method} {length} {refusals}");
+        assert_eq!(
+            (answer.status.as_u16(), server.connections.load(Ordering::SeqCst)),
+            (code, 2 - usize::from(length > 100_000)),
+            "{case}"
+        );
+        if code == 200 {
+            assert_eq!((&answer.echoed()["length"], &answer.echoed()["method"]), (&json!(length), &json!(method)), "{case}");
+        } else {
+            assert!(status(&answer, 503).contains("refused the request"), "{case}");
+        }
+        assert_eq!(stage.backend.state.requests(), usize::from(code == 200), "{case}");
+    }
+    // Names the request as one that may have been processed.
+    let backend = Backend::new("a").await;
+    let server = Refusing::new(RefusedBy::Processed, 1, backend.address).await;
+    let stage = Stage::at(&sites(&json!({"mode": "auth"}), server.address, "h2c"), Authority::new(), backend).await;
+    let request = Request::post(PODS).header("host", NAME).body(Full::default()).expect("a request");
+    status(&got(stage.http1(CLIENT).await.send_request(request)).await, 502);
+    assert_eq!(stage.backend.state.requests(), 0);
 }
 
 #[tokio::test]
@@ -505,10 +609,31 @@ async fn unreachable_api_server_is_a_503_that_clients_repeat() {
         let mut request = get1(&format!("https://{NAME}{PODS}"));
         *request.method_mut() = method.parse().expect("a method");
         let answer = got(stage.http1(CLIENT).await.send_request(request)).await;
-        assert_eq!(status(&answer, 503), "cannot connect to the backend");
+        assert_eq!(status(&answer, 503), "cannot connect to the API server");
     }
     stage.backend = api_server(&address, &stage.authority, ALPN).await;
     assert_eq!(stage.get(CLIENT, PODS, &[]).await.status, StatusCode::OK, "at once");
+}
+
+#[tokio::test]
+async fn client_at_its_limit_gets_a_429_that_it_repeats_and_takes_nothing_from_others() {
+    let authority = Authority::new();
+    let backend = api_server("127.0.0.1:0", &authority, ALPN).await;
+    let sites = sites(&json!({"mode": "auth"}), backend.address, "https");
+    let limits = Limits { shares: Shares { source_requests: 20, ..Shares::default() }, ..Limits::default() };
+    let stage = Stage::limited(&sites, authority, backend, limits).await;
+    let watch = get2(&format!("https://{NAME}/endless"));
+    let (mut first, mut second, mut watches) = (stage.http2(CLIENT).await, stage.http2(CLIENT).await, Vec::new());
+    for number in 0..20 {
+        let client = if number % 2 == 0 { &mut first } else { &mut second };
+        watches.push(client.send_request(watch.clone()).await.expect("a response"));
+    }
+    assert!(watches.iter().all(|watch| watch.status() == StatusCode::OK));
+    assert!(status(&stage.get(CLIENT, PODS, &[]).await, 429).contains("too many concurrent requests"));
+    assert_eq!(stage.get(BOB, PODS, &[]).await.status, StatusCode::OK);
+    assert_eq!(stage.stats.sample().requests[&("list", "pods", 429)], 1);
+    drop(watches.pop());
+    until_async("there is room", DEADLINE, async || stage.get(CLIENT, PODS, &[]).await.status == StatusCode::OK).await;
 }
 
 #[tokio::test]
@@ -541,7 +666,7 @@ async fn users_of_one_pool_never_mix() {
             assert_eq!(identity(&received), (vec![user], groups, vec!["Bearer one"]));
         }
     }
-    assert_eq!(stage.lookups.load(Ordering::SeqCst), 2, "one for each connection");
+    assert_eq!(stage.lookups.load(Ordering::SeqCst), 2, "one for each user");
     assert_eq!(stage.backend.state.connections.load(Ordering::SeqCst), 1, "one connection has room for all of them");
 }
 
@@ -560,6 +685,18 @@ async fn identity_is_looked_up_again_after_a_change_of_the_netmap() {
     stage.knows(CLIENT, user("alice@example.com", &groups(&["dev", "ops", "new"])));
     assert_eq!(groups_of().await, ["dev", "ops", "new"]);
     assert_eq!(stage.lookups.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn connections_of_an_address_share_a_lookup() {
+    let stage = Stage::new().await;
+    let mut clients = join_all((0..12).map(|_| stage.http2(CLIENT))).await;
+    for round in 1..4 {
+        let requests = clients.iter_mut().map(|client| client.send_request(get2(&format!("https://{NAME}{PODS}"))));
+        assert!(join_all(requests).await.into_iter().all(|answer| answer.expect("a response").status() == StatusCode::OK));
+        assert_eq!(stage.lookups.load(Ordering::SeqCst), round);
+        stage.netmap.send_replace(Some(Arc::default()));
+    }
 }
 
 #[tokio::test]

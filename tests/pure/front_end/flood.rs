@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use kit::front_end::backend::Backend;
 use kit::front_end::front::{DEADLINE, forwarded_from};
 use kit::wait::until_async;
-use tailyard::edge::tls::{ClientStream, Connector};
+use tailyard::edge::tls::{ClientStream, Connector, TlsClient};
 use tailyard::runtime::resources;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -83,7 +83,7 @@ async fn stuck(client: usize, at: SocketAddr, name: &str) -> TcpStream {
     stream
 }
 
-async fn stuck_over_tls(at: SocketAddr, connector: &Connector) -> ClientStream<TcpStream> {
+async fn stuck_over_tls(at: SocketAddr, connector: &TlsClient) -> ClientStream<TcpStream> {
     let stream = forwarded_from("100.64.0.7:1", at).await.expect("connected");
     let (mut stream, _) = timeout(DEADLINE, connector.connect("web.tail.ts.net", stream, false)).await.expect("in time").expect("TLS");
     stream.write_all(begun("web.tail.ts.net").as_bytes()).await.expect("sent");
@@ -96,7 +96,7 @@ async fn memory_of_a_flood_serves_the_next_one() {
     assert!(resources::descriptors() > 2 * (CLIENTS + OVER_TLS) + 100, "this test needs more file descriptors");
     let backend = Backend::new("a").await;
     let front = Terminator::start(&backend, None);
-    let connector = Connector::new().expect("set up");
+    let connector = Connector::new().expect("set up").client();
     let before = front.resident();
     let mut during = Vec::new();
     for _ in 0..6 {

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
 use kit::front_end::backend::Backend;
-use kit::front_end::front::{DEADLINE, Front, Options, forwarded, forwarded_from, get1, get2, got, plain, service, site};
+use kit::front_end::front::{CLIENT, DEADLINE, Front, Options, forwarded, forwarded_from, get1, get2, got, plain, service, site};
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";
@@ -292,4 +292,28 @@ async fn request_over_the_limit_is_refused_without_ejection() {
         ask(&mut last, NAME, "/").await;
         assert_eq!(answered(&mut last).await, "HTTP/1.1 503 Service Unavailable", "one that became something else does not");
     }
+}
+
+#[tokio::test]
+async fn requests_in_progress_per_client_are_limited() {
+    let backend = Backend::new("a").await;
+    let front = plain_sites(&backend, Shares { source_requests: 1, ..Shares::default() }).await;
+    let at = front.at("svc:web", 80);
+    let answer = async |client: &str| {
+        let mut stream = forwarded_from(client, at).await.expect("connected");
+        ask(&mut stream, NAME, "/").await;
+        answered(&mut stream).await
+    };
+    for path in ["/hold", "/endless", "/ws"] {
+        let before = backend.state.requests();
+        let mut stream = forwarded(at).await.expect("connected");
+        let upgrade = if path == "/ws" { "Connection: Upgrade\r\nUpgrade: websocket\r\n" } else { "" };
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {NAME}\r\n{upgrade}\r\n").as_bytes()).await.expect("sent");
+        until_async("the backend has the request", DEADLINE, async || backend.state.requests() > before).await;
+        assert_eq!(answer(CLIENT).await, "HTTP/1.1 429 Too Many Requests", "{path}");
+        assert_eq!(answer("100.64.0.10:1").await, "HTTP/1.1 200 OK", "{path}");
+        drop(stream);
+        until_async("there is room", DEADLINE, async || answer(CLIENT).await == "HTTP/1.1 200 OK").await;
+    }
+    assert!(front.front_end.stats.sample()["svc:web"].aborted["Source"] >= 3);
 }

@@ -11,6 +11,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use kit::front_end::backend::{Backend, header};
+use kit::front_end::frames::{
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, PRIORITY, PUSH_PROMISE, RST_STREAM, SETTINGS,
+    WINDOW_UPDATE, frame,
+};
 use kit::front_end::front::{DEADLINE, Front, Options, get2, got, plain, service, site};
 
 const NAME: &str = "web.tail.ts.net";
@@ -300,33 +304,12 @@ async fn identity_trailers_are_removed() {
     }
 }
 
-/// An HTTP/2 frame.
-pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
-
 /// Header fields as literals without a table (RFC 7541, 6.2.2).
 pub(super) fn fields(list: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
     list.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()
 }
 
-/// Connection preface of an HTTP/2 client (RFC 9113, 3.4).
-pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-pub(super) const DATA: u8 = 0;
-pub(super) const HEADERS: u8 = 1;
-pub(super) const RST_STREAM: u8 = 3;
-pub(super) const SETTINGS: u8 = 4;
-const PUSH_PROMISE: u8 = 5;
-const PING: u8 = 6;
-const GOAWAY: u8 = 7;
-pub(super) const WINDOW_UPDATE: u8 = 8;
-const CONTINUATION: u8 = 9;
-const PRIORITY: u8 = 2;
-const ACK: u8 = 1;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
 pub(super) const WHOLE: u8 = END_STREAM | END_HEADERS;
 
 const REQUEST: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "http"), (":authority", NAME), (":path", "/seen")];

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use kit::front_end::backend::{Backend, header};
 use kit::front_end::front::{CLIENT, DEADLINE, Front, Options, get1, get2, got, service, site};
+use kit::front_end::refusing::{RefusedBy, Refusing};
 use kit::wait::{eventually_async, until_async};
 
 const NAME: &str = "web.tail.ts.net";
@@ -49,6 +50,20 @@ async fn tls_request_reaches_the_backend_and_is_answered() {
         assert_eq!(header(&received, "tailscale-user-login"), None);
     }
     assert_eq!(backend.state.connections.load(std::sync::atomic::Ordering::SeqCst), 1, "connections to backends are kept");
+}
+
+#[tokio::test]
+async fn request_that_an_http2_backend_has_not_processed_is_sent_to_the_next_one() {
+    for by in [RefusedBy::Reset, RefusedBy::GoAway] {
+        let backend = Backend::new("a").await;
+        let server = Refusing::new(by, 9, backend.address).await;
+        let front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, "h2c"))})).await;
+        front.answers(&[(server.address, "a")]);
+        let request = Request::post("/").header("host", NAME).body(Full::new(Bytes::from_static(b"abc"))).expect("a request");
+        let answer = got(front.http1("svc:web", NAME).await.send_request(request)).await.echoed();
+        assert_eq!((&answer["length"], &answer["method"]), (&json!(3), &json!("POST")), "{by:?}");
+        assert_eq!(front.front_end.stats.sample()["svc:web"].failures, [("Refused", 1)].into());
+    }
 }
 
 #[tokio::test]
@@ -171,7 +186,7 @@ async fn identity_headers_reach_the_backend() {
     let ask: tailyard::proxy::front_end::identify::WhoIsLookup = Arc::new(move |client| {
         assert_eq!(client.to_string(), CLIENT);
         let identity = identity.clone();
-        Box::pin(async move { Ok(Some(identity)) })
+        Box::pin(async move { Ok((tokio::time::Instant::now(), Some(identity))) })
     });
     let routes = json!({"svc:web": site(NAME, &service(backend.address, "http"))});
     let front = Front::with(routes, Options { ask: Some(ask), ..Options::default() }).await;
@@ -189,7 +204,7 @@ async fn requests_of_one_http2_connection_get_the_capabilities_of_their_mounts()
     let identity = ClientIdentity { caps: caps.into(), ..ClientIdentity::default() };
     let ask: tailyard::proxy::front_end::identify::WhoIsLookup = Arc::new(move |_| {
         let identity = identity.clone();
-        Box::pin(async move { Ok(Some(identity)) })
+        Box::pin(async move { Ok((tokio::time::Instant::now(), Some(identity))) })
     });
     let routes = json!({"svc:web": site(NAME, &service(backend.address, "http"))});
     let front = Front::with(routes, Options { ask: Some(ask), ..Options::default() }).await;

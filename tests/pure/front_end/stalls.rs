@@ -17,10 +17,11 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use kit::front_end::backend::Backend;
-use kit::front_end::front::{DEADLINE, Front, Options, get1, get2, got, plain, service, site};
+use kit::front_end::frames::{DATA, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame};
+use kit::front_end::front::{DEADLINE, Front, Options, get1, get2, got, plain, received_head, service, site};
 use kit::wait::until_async;
 
-use super::messages::{DATA, HEADERS, PREFACE, RST_STREAM, SETTINGS, WHOLE, WINDOW_UPDATE, fields, frame};
+use super::messages::{WHOLE, fields};
 
 const NAME: &str = "web.tail.ts.net";
 const MOMENT: Duration = Duration::from_millis(300);
@@ -284,11 +285,7 @@ async fn idle_tunnel_is_closed() {
     let routes = json!({"svc:web": plain(NAME, &service(backend.address, "http"))});
     let front = Front::with(routes, Options { limits, ..Options::default() }).await;
     let mut tunnel = begun(&front, &format!("GET /ws HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")).await;
-    let mut answer = Vec::new();
-    while !answer.ends_with(b"\r\n\r\n") {
-        answer.push(timeout(DEADLINE, tunnel.read_u8()).await.expect("in time").expect("an answer"));
-    }
-    assert!(answer.starts_with(b"HTTP/1.1 101"));
+    assert!(received_head(&mut tunnel).await.starts_with("http/1.1 101"));
     for _ in 0..12 {
         tunnel.write_all(b"x").await.expect("sent");
         assert_eq!(timeout(DEADLINE, tunnel.read_u8()).await.expect("in time").expect("an echo"), b'x');

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use kit::front_end::front::{DEADLINE, Front, Options, get1, got, plain, service, site};
+use kit::front_end::front::{DEADLINE, Front, Options, get1, got, plain, received_head, service, site};
 use kit::front_end::scripted::Scripted;
 use kit::wait::until_async;
 
@@ -29,14 +29,8 @@ async fn send_upgrade(front: &Front, protocol: &str, body: &str) -> (TcpStream, 
     );
     stream.write_all(head.as_bytes()).await.expect("sent");
     stream.write_all(SECRET).await.expect("sent");
-    let mut answer = Vec::new();
-    let read = async {
-        while !answer.ends_with(b"\r\n\r\n") {
-            answer.push(stream.read_u8().await.expect("an answer"));
-        }
-    };
-    timeout(DEADLINE, read).await.expect("an answer in time");
-    (stream, String::from_utf8_lossy(&answer).to_ascii_lowercase())
+    let head = received_head(&mut stream).await;
+    (stream, head)
 }
 
 #[tokio::test]

@@ -120,6 +120,28 @@ const SESSIONS: [(&str, &str); 15] = [
 ];
 
 #[test]
+fn watches_logs_and_streams_are_long_running() {
+    let pod = "/api/v1/namespaces/default/pods/web";
+    for (target, expected) in [
+        (pod, false),
+        ("/api/v1/pods?limit=500", false),
+        ("/api/v1/pods?watch=false", false),
+        ("/api/v1/pods?watch=1", true),
+        ("/api/v1/watch/pods", true),
+        (&*format!("{pod}/log?follow=true"), true),
+        (&*format!("{pod}/exec?command=sh"), true),
+        (&*format!("{pod}/attach"), true),
+        (&*format!("{pod}/portforward"), true),
+        ("/api/v1/nodes/one/proxy/exec/default/web/shell", true),
+        ("/api/v1/namespaces/default/services/web:80/proxy/", true),
+        (&*format!("{pod}/status"), false),
+        ("/version", false),
+    ] {
+        assert_eq!(read("GET", target).is_long_running(), expected, "{target}");
+    }
+}
+
+#[test]
 fn requests_for_a_program_in_a_container_are_sessions() {
     for (method, path) in SESSIONS {
         assert!(opens_session(method, path), "{method} {path}");

@@ -22,7 +22,8 @@ impl IngressPlan<'_> {
         let none = ObservedReplica::default();
         let advertised = |ordinal| {
             let replica = pass.observed.replicas.get(&ordinal).unwrap_or(&none);
-            (ordinal, ReplicaAdvertisement { names: self.advertised(pass, shape, replica), routes: self.routes(pass, shape, replica) })
+            let (names, routes) = (self.advertised(pass, shape, replica), self.routes(pass, shape, replica));
+            (ordinal, ReplicaAdvertisement { names, routes, app_connector: None })
         };
         (0..shape.spec.replicas).map(advertised).collect()
     }

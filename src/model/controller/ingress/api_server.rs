@@ -1,4 +1,5 @@
-//! Plan of a group of type `kube-apiserver`: one name in the tailnet, which the group itself requests, for the Kubernetes API.
+//! Plan of a group of type `kube-apiserver`: one name in the tailnet, which the group itself requests, for the Kubernetes API; and of the
+//! operator's device, which serves it on its own name.
 //!
 //! Tailscale Service, certificate, config and withdrawal of the name are those of a published Ingress. After a change of the host name the
 //! former name stays until a replica serves the new one: kubeconfigs that have it work meanwhile.
@@ -11,6 +12,7 @@ use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::ingress::advertise::advertised_names;
 use crate::model::controller::ingress::claims::{name_conflict, origin};
+use crate::model::controller::ingress::device_site;
 use crate::model::controller::ingress::domain::{node_sites, suffix, unconfirmed};
 use crate::model::controller::ingress::faults::{fault, rejected, remark};
 use crate::model::controller::ingress::items::{IngressPlan, Item, ServiceState};
@@ -31,6 +33,9 @@ use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::provision::POLL_INTERVAL;
 use crate::model::controller::workload::spec::ApiServerRequest;
+
+const LACKS_IMPERSONATION: &str = "Mode auth needs the right to impersonate users and groups, which the reconciler may not grant: set \
+     apiServerProxyConfig.allowImpersonation of the chart (--impersonate-users), or use mode noauth.";
 
 /// Computes the name to advertise and its state. Plans no writes yet.
 pub(crate) fn plan_api_server<'a>(
@@ -101,14 +106,53 @@ pub(crate) fn request_fault(request: ApiServerRequest<'_>, shape: &RenderContext
         return None;
     }
     if shape.settings.impersonation.users.is_empty() {
+        return Some(LACKS_IMPERSONATION.into());
+    }
+    let permitted = shape.impersonation().filter(|permitted| permitted.names.users.is_empty())?;
+    Some(permitted.fault().unwrap_or_else(|| "spec.tailyard.impersonation.users must name at least one user: * permits all.".into()))
+}
+
+/// First fault of the request for the operator's device.
+pub(crate) fn device_fault(request: ApiServerRequest<'_>, shape: &RenderContext<'_>) -> Option<String> {
+    if shape.stock() || shape.is_k8s_proxy() {
         return Some(
-            "Mode auth needs the right to impersonate users and groups, which the reconciler may not grant: set \
-             apiServerProxyConfig.allowImpersonation of the chart (--impersonate-users), or use mode noauth."
+            "Only Tailyard's image serves the Kubernetes API: remove the image of the ProxyClass, or name Tailyard's by \
+             --api-server-proxy-image."
                 .into(),
         );
     }
-    let lacks_users = request.impersonation.is_some_and(|listed| listed.users.is_empty());
-    lacks_users.then(|| "spec.tailyard.impersonation.users must name at least one user: * permits all.".into())
+    if request.is_http && request.certificate.is_some() {
+        return Some(
+            "HTTP needs no certificate: remove http or certificateSecret in apiServerProxyConfig of the chart (--api-server-proxy-http, \
+             --api-server-proxy-certificate)."
+                .into(),
+        );
+    }
+    let permitted = shape.impersonation()?;
+    permitted.names.users.is_empty().then(|| LACKS_IMPERSONATION.into())
+}
+
+/// Plans the Kubernetes API as the site of the operator's device. Its name is that of the device's record, so that nothing is served before it
+/// has joined.
+pub(crate) fn plan_device<'a>(
+    pass: &Pass<'a>,
+    shape: &RenderContext<'_>,
+    request: ApiServerRequest<'_>,
+) -> (IngressPlan<'a>, PlanPart<'a>) {
+    let mut part = pass.part();
+    let mut plan = IngressPlan { claims: Vec::new(), ..IngressPlan::empty(pass, shape) };
+    match device_site::device_name(&part, request.hostname).zip(shape.owner.key.publisher()) {
+        Some((dns, claimant)) => {
+            device_site::former_certificates(&mut part, shape, &dns);
+            let spec = api_server(part.observed, shape, (request, std::slice::from_ref(&dns)));
+            let needs_none = request.is_http || request.certificate.is_some();
+            let state = if needs_none { ServiceState::Device } else { device_site::service_state(&part, &plan) };
+            plan.items.insert(service_name(request.hostname), Item { claimant, spec, dns, state });
+        }
+        // The last name stays.
+        None => plan.unchanged = plan.before.names(),
+    }
+    (plan, part)
 }
 
 /// The rejection while the domain of the tailnet is unknown.
@@ -121,10 +165,11 @@ fn claimant(work: &Pass<'_>) -> Publisher {
     Publisher { source: PublishSource::ProxyGroup, namespace: String::new(), name: work.owner.name.clone() }
 }
 
-/// Names by which clients reach it: that of the Tailscale Service. With a certificate of its own and without Tailscale Services those of the
-/// replicas' devices.
+/// Names by which clients reach it: that of the Tailscale Service; without Tailscale Services those of the replicas' devices, if it needs no
+/// certificate of the control plane.
 fn hosts(work: &Pass<'_>, shape: &RenderContext<'_>, request: ApiServerRequest<'_>, dns: &str) -> Vec<String> {
-    if request.certificate.is_none() || !node_sites(work) {
+    let has_names = request.certificate.is_some() || request.is_http;
+    if !(has_names && node_sites(work)) {
         return vec![dns.to_owned()];
     }
     device_names(work, shape).map(str::to_owned).collect()
@@ -138,10 +183,13 @@ fn device_names<'a>(work: &Pass<'a>, shape: &RenderContext<'_>) -> impl Iterator
 
 /// Number of replicas that serve the name: none before it has its certificate.
 fn serving_with_certificate(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
-    let PublishTarget::Site(site) = &item.spec.target else { return 0 };
-    let lacks = site.hosts.iter().any(|(dns, host)| host.issue && !work.observed.is_certified(dns))
-        || item.spec.flaws.values().any(|flaw| *flaw == CertificateIssue::Lacking);
-    if lacks { 0 } else { serving(work, shape, item, name) }
+    if lacks_certificate(work, item) { 0 } else { serving(work, shape, item, name) }
+}
+
+fn lacks_certificate(work: &Pass<'_>, item: &Item) -> bool {
+    let PublishTarget::Site(site) = &item.spec.target else { return true };
+    site.hosts.iter().any(|(dns, host)| host.issue && !work.observed.is_certified(dns))
+        || item.spec.flaws.values().any(|flaw| *flaw == CertificateIssue::Lacking)
 }
 
 /// Rejects a name that is invalid, or that another object has or requested earlier.
@@ -165,6 +213,29 @@ fn contest(work: &Pass<'_>, plan: &IngressPlan<'_>, label: &str) -> Result<(), R
 }
 
 impl IngressPlan<'_> {
+    /// Why the operator's device does not serve the Kubernetes API yet.
+    pub(crate) fn awaited_certificate(&self, work: &Pass<'_>) -> Option<String> {
+        let item = self.items.values().find(|item| lacks_certificate(work, item))?;
+        Some(format!("The certificate for {} is not issued yet: the log of the proxy has the state of the order.", item.dns))
+    }
+
+    /// Reports faults of the Kubernetes API of the operator's device, which the condition of its Service has.
+    pub(crate) fn report_device(&self, work: &mut PlanPart<'_>, shape: &RenderContext<'_>) {
+        let mut summary = SummaryBuilder::default();
+        for (name, item) in &self.items {
+            let whole = fault(work, shape, item, name).map(|fault| (Extent::Whole, fault));
+            let shown = whole.or_else(|| remark(work, shape, item, name));
+            summary.certificates(work, &shape.owner, item);
+            let shown_ref = shown.as_ref().map(|(extent, fault)| (*extent, fault));
+            summary.name(&item.claimant, shown_ref, serving_with_certificate(work, shape, item, name) > 0);
+            // A certificate that is valid still is served.
+            if let Some((_, fault)) = shown.filter(|(extent, _)| *extent != Extent::Nothing) {
+                work.fault(fault.reason, fault.message);
+            }
+        }
+        summary.write(work);
+    }
+
     /// Reports the state of the Kubernetes API: conditions and URL of the group.
     pub(crate) fn report_api_server(&self, work: &mut PlanPart<'_>, shape: &RenderContext<'_>) {
         let item = self.items.first_key_value();
@@ -242,7 +313,7 @@ fn own_addresses(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Opt
 fn valid(is_own: bool, fault: Option<&Rejection>) -> DesiredCondition<'static> {
     let (status, reason, message) = match fault.filter(|_| !is_own) {
         Some(fault) => (ConditionStatus::False, reason::API_SERVER_INVALID, fault.message.clone()),
-        None => (ConditionStatus::True, reason::API_SERVER_VALID, "The Tailscale Service is the ProxyGroup's own.".to_owned()),
+        None => (ConditionStatus::True, reason::API_SERVER_VALID, "The name is the ProxyGroup's own.".to_owned()),
     };
     DesiredCondition { kind: API_SERVER_VALID, status, reason, message, generation: 0 }
 }

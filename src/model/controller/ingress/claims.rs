@@ -1,6 +1,6 @@
 //! Objects that request a name from a group, or had one, and the selection of one object for each name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
 use crate::api::names;
@@ -16,6 +16,7 @@ use crate::model::controller::policy::requests::{Parent, ingress_label, service_
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::observed::{Observed, name_winner};
+use crate::model::controller::workload::spec::WorkloadSpec;
 
 /// Reason of Events about our `IngressClass`.
 pub(crate) const INVALID_CLASS: &str = "InvalidIngressClass";
@@ -166,6 +167,27 @@ pub(crate) fn contest(observed: &Observed, claim: &IngressClaim<'_>) -> Result<(
         Some(winner) => Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(winner, &claim.label))),
         None => Ok(()),
     }
+}
+
+/// Host names in the configs of a workload's replicas.
+pub(crate) fn recorded_hostnames(observed: &Observed) -> BTreeSet<String> {
+    observed.replicas.values().filter_map(|replica| replica.config.as_ref()).flat_map(|config| config.names()).collect()
+}
+
+/// The first host name of a workload's replicas that another workload has, of those that `is_rival` selects; with that workload.
+pub(crate) fn taken_hostname(
+    observed: &Observed,
+    (spec, age): (&WorkloadSpec<'_>, Age<'_>),
+    is_rival: impl Fn(&WorkloadKey) -> bool,
+) -> Option<(WorkloadKey, String)> {
+    let namesakes = &observed.publish.namesakes;
+    let recorded = if namesakes.is_empty() { return None } else { recorded_hostnames(observed) };
+    (0..spec.replicas).map(|ordinal| spec.hostname(ordinal)).find_map(|hostname| {
+        let rivals = namesakes.get(&hostname)?.iter().filter(|other| is_rival(&other.workload)).cloned().collect();
+        let holds = recorded.contains(&hostname);
+        let winner = name_winner(&observed.key, (&observed.key, age, holds), Some(&rivals)).cloned();
+        Some((winner?, hostname))
+    })
 }
 
 /// Message to an object whose name another one has.

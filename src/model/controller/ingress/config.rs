@@ -39,7 +39,11 @@ pub(crate) fn put(config: &mut IngressConfigMap, before: &IngressConfigMap, name
     match &item.spec.target {
         PublishTarget::Site(site) => {
             config.serve.insert(name.to_owned(), serve(site, &item.dns));
-            config.routes.insert(name.to_owned(), site.clone());
+            let addresses = match &item.state {
+                ServiceState::Owned(own) if !own.is_empty() => own.iter().filter_map(|ip| ip.parse().ok()).collect(),
+                _ => before.routes.get(name).map(|site| site.addresses.clone()).unwrap_or_default(),
+            };
+            config.routes.insert(name.to_owned(), Site { addresses, ..site.clone() });
         }
         PublishTarget::Whole(whole) => {
             // Traffic of routes does not pass tailscaled's serve config.

@@ -86,7 +86,7 @@ fn has_certificate(work: &Pass<'_>, object: Parent<'_>) -> Result<(), (&'static 
 }
 
 /// Whether the control plane issues a certificate for the device. While unknown, the config decides.
-fn service_state(work: &Pass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
+pub(super) fn service_state(work: &Pass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
     let issued_before = || {
         let mut hosts = plan.before.routes.values().flat_map(|site| site.hosts.values());
         plan.before.routes.is_empty() || hosts.any(|host| host.issue)
@@ -103,7 +103,7 @@ fn requested_domain<'a>(claim: &crate::model::controller::ingress::claims::Ingre
 }
 
 /// Name of the verified device, once the control plane has given it this label, which it numbers if it is taken.
-fn device_name(work: &Pass<'_>, label: &str) -> Option<String> {
+pub(super) fn device_name(work: &Pass<'_>, label: &str) -> Option<String> {
     let name = work.observed.replicas.get(&0)?.device_name()?;
     let rest = name.host().strip_prefix(label)?;
     let is_numbered = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
@@ -112,7 +112,7 @@ fn device_name(work: &Pass<'_>, label: &str) -> Option<String> {
 }
 
 /// Deletes the certificates of former names of the device, a week after their orders.
-fn former_certificates(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, dns: &str) {
+pub(super) fn former_certificates(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, dns: &str) {
     let secrets = work.observed.of(Kind::Secret).filter(|(_, secret)| domain_of(secret).is_some_and(|former| former != dns));
     let ours = secrets.filter(|(object, secret)| work.ownership(object, secret) == Ownership::Ours);
     let parent = shape.owner.key.publisher();

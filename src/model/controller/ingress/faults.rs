@@ -30,12 +30,18 @@ const NO_API_SERVER: &str = "The control plane of this ProxyGroup has no Tailsca
      several replicas, and issues no certificates. Each replica serves it on its own address if spec.tailyard.kubeAPIServer has a \
      certificateSecret for the replicas' names, or http.";
 
+const NO_DEVICE_CERTIFICATE: &str = "The control plane issues no certificates: set http or certificateSecret in apiServerProxyConfig of the \
+     chart (--api-server-proxy-http, --api-server-proxy-certificate).";
+
 /// Why a valid name is not served.
 pub(crate) fn fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
     let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
     match &item.state {
         ServiceState::Unsupported if node_site(item).is_some() => None,
         ServiceState::Conflict(why) => Some(Rejection::new(reason::INVALID_TAILSCALE_SERVICE, why.message(name))),
+        ServiceState::Unsupported if shape.spec.api_server.is_some() && !shape.role().is_replicated => {
+            Some(Rejection::new(reason::NO_CERTIFICATES, NO_DEVICE_CERTIFICATE.to_owned()))
+        }
         ServiceState::Unsupported if shape.spec.api_server.is_some() => {
             Some(Rejection::new("NoTailscaleServices", NO_API_SERVER.to_owned()))
         }

@@ -158,7 +158,7 @@ fn order_note(secret: &Value) -> Option<OrderNote> {
 }
 
 /// The first entries and the number of others.
-fn list(all: &[String]) -> String {
+pub(crate) fn list(all: &[String]) -> String {
     let first = all[..all.len().min(NAMED)].join(", ");
     if all.len() > NAMED { format!("{first} and {} more", all.len() - NAMED) } else { first }
 }

@@ -45,5 +45,5 @@ fn api_server(group: &ProxyGroup) -> Option<ApiServerRequest<'_>> {
     let mode = group.spec.kube_api_server.as_ref().and_then(|server| server.mode.as_ref()).unwrap_or(&ApiServerMode::Auth);
     let impersonation = group.spec.tailyard.as_ref().and_then(|own| own.impersonation.as_ref());
     let is_http = group.api_server_endpoint().and_then(|endpoint| endpoint.http).unwrap_or_default();
-    Some(ApiServerRequest { hostname, mode, impersonation, certificate: group.api_server_certificate(), is_http })
+    Some(ApiServerRequest { hostname, mode, impersonation, permitted: None, certificate: group.api_server_certificate(), is_http })
 }

@@ -7,8 +7,9 @@ pub mod admission;
 pub mod handover;
 pub mod report;
 pub mod request;
+pub mod takeover;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
@@ -17,6 +18,7 @@ use serde_json::Value;
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::egress::services;
+use crate::model::controller::ingress::api_server::{device_fault, plan_device};
 use crate::model::controller::ingress::claims::INVALID_CLASS;
 use crate::model::controller::ingress::device_site;
 use crate::model::controller::ingress::service_state::HANDOVER_POLL_INTERVAL;
@@ -27,18 +29,18 @@ use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::admitted_tags::had_tags;
+use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::rbac::endpoints;
 use crate::model::controller::workload::objects::secrets::config_ref;
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{Observed, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Pass, is_terminating, owner};
 use crate::model::controller::workload::provision;
-use crate::model::controller::workload::provision::{REMAINING, Served};
+use crate::model::controller::workload::provision::{POLL_INTERVAL, Served, remove_rest};
 use crate::model::controller::workload::replicas::secrets;
 use crate::model::controller::workload::route_overlaps;
-use crate::model::controller::workload::secret_name::SecretName;
+use crate::model::controller::workload::spec::ApiServerRequest;
 use crate::model::controller::workload::target_rules::takes_allowed;
 use crate::model::plan::world::Single;
 
@@ -51,7 +53,7 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
 fn changes<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
     let observed = pass.observed;
     let rules = &observed.assignment;
-    if !rules.standalone.has(observed.key.namespace()) {
+    if !rules.serves(&observed.key) {
         return pass.part();
     }
     let parent = observed.parent();
@@ -165,9 +167,13 @@ fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
         Admission::Undecided => return plan,
         Admission::Refused(reason, why) => {
             refuse(&mut plan, reason);
+            give_up_name(&mut plan, Parent::Service(service));
             report::refused(&mut plan, service, reason, why);
             return plan;
         }
+    }
+    if let Some(request) = pass.spec.and_then(|spec| spec.api_server) {
+        return serve_api_server(plan, service, request);
     }
     let target = match request::read(service, &pass.observed.settings, had_tags(pass.observed.replicas.get(&0))) {
         Ok(target) => target,
@@ -184,7 +190,31 @@ fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
     let served = Served { is_usable, rights: pass.part(), advertised: None, config: pass.part() };
     plan.add(provision::provision(pass, &shape, served));
     provision::report_denials(&mut plan, "");
-    report::served(&mut plan, service, &shape);
+    report::served(&mut plan, service, &shape, None);
+    plan
+}
+
+/// Plans the operator's device, which serves the Kubernetes API. A faulty request changes nothing that is served.
+fn serve_api_server<'a>(mut plan: PlanPart<'a>, service: &Service, request: ApiServerRequest<'_>) -> PlanPart<'a> {
+    let pass = *plan;
+    let Some((is_usable, mut shape)) = shape(&mut plan, Single::None) else { return plan };
+    let fault = device_fault(request, &shape).or_else(|| pass.observed.takeover_fault.clone());
+    if let Some(fault) = fault {
+        // The end of the Tailscale operator enqueues nothing.
+        plan.again(POLL_INTERVAL);
+        refuse(&mut plan, reason::PROXY_FAILED);
+        report::refused(&mut plan, service, reason::PROXY_FAILED, fault);
+        return plan;
+    }
+    let (site, part) = plan_device(&pass, &shape, request);
+    plan.add(part);
+    shape.certificates = site.certificates(&pass);
+    shape.own_certificates = site.own_certificates();
+    let awaited = site.awaited_certificate(&pass);
+    let served = Served { is_usable, rights: pass.part(), advertised: None, config: site.plan_writes(&pass, &shape) };
+    plan.add(provision::provision(&pass, &shape, served));
+    provision::report_denials(&mut plan, "");
+    report::served(&mut plan, service, &shape, awaited);
     plan
 }
 
@@ -195,6 +225,7 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
         Admission::Undecided => return plan,
         Admission::Refused(reason, why) => {
             refuse(&mut plan, reason);
+            give_up_name(&mut plan, Parent::Ingress(ingress));
             report::report_fault(&mut plan, ingress, (reason, why));
             return plan;
         }
@@ -257,17 +288,21 @@ fn waits_for_control_plane(plan: &mut PlanPart<'_>, ingress: &Ingress) -> bool {
     true
 }
 
+/// Gives the device of a proxy its temporary host name, if it may not have the requested one.
+fn give_up_name(plan: &mut PlanPart<'_>, parent: Parent<'_>) {
+    let pass = **plan;
+    let is_due = pass.spec.is_some_and(|spec| spec.temporary_hostname.is_some()) && handover::has_name(pass.observed, parent);
+    if is_due && let Some((true, shape)) = shape(plan, Single::None) {
+        plan.add(secrets(&pass, &shape, &BTreeMap::new(), None));
+    }
+}
+
 /// What a proxy needs while it stays, as its object moves to a group that does not serve it yet: `None` if it does not stay. The device
 /// gives up its name for the group.
 fn stays<'a>(pass: &Pass<'a>, parent: Parent<'_>) -> Option<PlanPart<'a>> {
     let group = handover::awaited_group(pass.observed, parent)?;
     let mut plan = pass.part();
-    if handover::is_withheld(pass.observed, parent)
-        && handover::has_name(pass.observed, parent)
-        && let Some((true, shape)) = shape(&mut plan, Single::None)
-    {
-        plan.add(secrets(pass, &shape, &BTreeMap::new(), None));
-    }
+    give_up_name(&mut plan, parent);
     if let Some(message) = handover::leaving(pass.observed, parent, group) {
         report::moving(&mut plan, parent, message);
     }
@@ -301,25 +336,13 @@ fn release<'a>(pass: &Pass<'a>, parent: Option<Parent<'_>>) -> PlanPart<'a> {
     }
     let (certificates, retained) = retained(pass, parent.is_none());
     plan.add(certificates);
-    let deleted: BTreeSet<ObjectRef> = plan.plan.delete.iter().map(|delete| delete.object.clone()).collect();
-    let undeleted = |object: &ObjectRef| !deleted.contains(object) && !retained.contains(object);
-    // Objects of another workload of the same parent, if there is one, are deleted by the next passes.
-    let own: Vec<_> = REMAINING.iter().flat_map(|kind| observed.of(*kind)).map(|(object, _)| object.clone()).filter(undeleted).collect();
-    let several = observed.of(Kind::StatefulSet).any(|(object, _)| undeleted(object));
-    for object in own.iter().filter(|object| !several || object.name == owner.name) {
-        if object.namespace == owner.namespace {
-            plan.delete(object);
-        } else if parent.is_some() {
-            // A binding in the namespace of the Ingress is deleted with it.
-            plan.want(endpoints(owner, &object.namespace, false));
-        }
+    let is_released = remove_rest(&mut plan, &retained);
+    // A binding in the namespace of the Ingress is deleted with it.
+    let bindings = observed.of(Kind::RoleBinding).map(|(object, _)| object).filter(|_| parent.is_some());
+    for object in bindings.filter(|object| object.namespace != owner.namespace && object.name == names::endpoints(&owner.name)) {
+        plan.want(endpoints(owner, &object.namespace, false));
     }
-    // A Pod may put a finalizer on its Secrets: they do not hold the object.
-    let is_pods = |object: &ObjectRef| object.kind == Kind::Secret && !matches!(SecretName::parse(&object.name), SecretName::Config { .. });
-    // Nor does a binding in a namespace of users, who may put one on it.
-    let is_elsewhere = |object: &ObjectRef| object.namespace != owner.namespace;
-    let remains = observed.owned.iter().any(|(object, value)| is_terminating(value) && !is_pods(object) && !is_elsewhere(object));
-    match parent.filter(|_| !several && !remains) {
+    match parent.filter(|_| is_released) {
         Some(Parent::Service(service)) => report::released(&mut plan, service, moves.is_some()),
         Some(Parent::Ingress(ingress)) => report::withdrawn(&mut plan, ingress),
         None => {}

@@ -10,7 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::api::names;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::policy::annotations::{annotation, dns_label, is_on};
+use crate::model::controller::policy::operator_device::OperatorDevice;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::Labels;
@@ -40,6 +42,12 @@ pub struct AssignmentRules {
     /// Namespaces with that label.
     pub opted_out: OrdSet<String>,
     pub standalone: StandaloneScope,
+    /// Namespace of the reconciler, where a Service requests the operator's device; empty if unknown.
+    pub own_namespace: String,
+    /// The operator's device, if the settings request it.
+    pub device: Option<OperatorDevice>,
+    /// Whether Connectors are served: else another operator may serve them.
+    pub connectors: bool,
     /// Time of a requested uninstall: then no object is assigned, so that every workload is released.
     pub uninstall: Option<Timestamp>,
 }
@@ -159,6 +167,7 @@ impl AssignmentRules {
     /// Group that publishes a Service.
     pub fn published<'a>(&'a self, service: &'a Service) -> GroupAssignment<'a> {
         match direction(service) {
+            _ if self.device_of(service).is_some() => GroupAssignment::NotOurs,
             Some(DefaultGroup::Ingress) => self.assign(&service.metadata, || self.by_default(DefaultGroup::Ingress)),
             _ => GroupAssignment::NotOurs,
         }
@@ -166,7 +175,7 @@ impl AssignmentRules {
 
     /// Group that forwards an egress Service to its target.
     pub fn egress<'a>(&'a self, service: &'a Service) -> GroupAssignment<'a> {
-        if !has_target(service) {
+        if !has_target(service) || self.device_of(service).is_some() {
             return GroupAssignment::NotOurs;
         }
         self.assign(&service.metadata, || self.by_default(DefaultGroup::Egress))
@@ -175,6 +184,9 @@ impl AssignmentRules {
     /// Whether a Service has a proxy of its own: it requests Tailscale, and neither an annotation nor a default names a group for it.
     pub fn is_standalone(&self, service: &Service) -> bool {
         let metadata = &service.metadata;
+        if self.device_of(service).is_some() {
+            return self.uninstall.is_none();
+        }
         let requests = requests::directions(service) != (false, false);
         let assigned = || self.published(service).group().or(self.egress(service).group());
         if self.uninstall.is_some()
@@ -188,6 +200,38 @@ impl AssignmentRules {
         // A default applies as soon as its namespace is listed.
         let opted_out = || metadata.namespace.as_ref().is_some_and(|name| self.opted_out.contains(name));
         !self.depends_on_namespace(service) || opted_out()
+    }
+
+    /// The operator's device, if a Service has the name of the reconciler's request for it, whatever else that has.
+    pub fn device_of(&self, service: &Service) -> Option<&OperatorDevice> {
+        self.device.as_ref().filter(|_| self.has_own_name(service))
+    }
+
+    /// Whether the reconciler has written a Service to request the operator's device, as the presence of an annotation says.
+    pub fn is_device_request(&self, service: &Service) -> bool {
+        self.has_own_name(service) && annotation(service.metadata.annotations.as_ref(), names::API_SERVER_MODE).is_some()
+    }
+
+    /// Name in the tailnet that an object with a proxy of its own requests, valid or not.
+    pub fn label(&self, parent: Parent<'_>) -> String {
+        let device = if let Parent::Service(service) = parent { self.device_of(service) } else { None };
+        device.map_or_else(|| parent.label(), |device| device.hostname.clone())
+    }
+
+    fn has_own_name(&self, service: &Service) -> bool {
+        let [namespace, name] = [&service.metadata.namespace, &service.metadata.name].map(|text| text.as_deref().unwrap_or_default());
+        self.is_own_request(namespace, name)
+    }
+
+    /// Whether a Service of this name is the reconciler's own request.
+    fn is_own_request(&self, namespace: &str, name: &str) -> bool {
+        name == names::API_SERVER_SERVICE && !namespace.is_empty() && namespace == self.own_namespace
+    }
+
+    /// Whether a Service or Ingress may have a proxy of its own.
+    pub fn serves(&self, key: &WorkloadKey) -> bool {
+        let is_own = matches!(key, WorkloadKey::Service(namespace, name) if self.is_own_request(namespace, name));
+        is_own || self.standalone.has(key.namespace())
     }
 
     /// Whether an Ingress has a proxy of its own: it has our class, and neither an annotation, the class nor a default names a group for it.

@@ -2,8 +2,9 @@
 //! author does not learn why.
 
 use crate::api::names::{
-    ANNOTATION_PREFIXES, EXPOSE, FORMER_EXTERNAL_NAME, FORMER_TAILNET_IP, FORWARD_CLUSTER_TRAFFIC, FUNNEL, HOSTNAME, HTTP_ENDPOINT,
-    HTTP_REDIRECT, MANAGED, PROXY_CLASS, PROXY_GROUP, PROXY_PROTOCOL, STANDBY, TAGS, TAILNET_FQDN, TAILNET_IP,
+    ANNOTATION_PREFIXES, API_SERVER_CERTIFICATE, API_SERVER_HTTP, API_SERVER_MODE, EXPOSE, FORMER_EXTERNAL_NAME, FORMER_TAILNET_IP,
+    FORWARD_CLUSTER_TRAFFIC, FUNNEL, HOSTNAME, HTTP_ENDPOINT, HTTP_REDIRECT, MANAGED, PROXY_CLASS, PROXY_GROUP, PROXY_PROTOCOL, STANDBY,
+    TAGS, TAILNET_FQDN, TAILNET_IP,
 };
 use crate::model::controller::policy::annotations::is_true;
 use crate::model::controller::policy::assignment::{AssignmentRules, GroupAssignment};
@@ -16,8 +17,9 @@ const MAX_LISTED: usize = 3;
 const MAX_SHOWN: usize = 32;
 /// Annotations that are true or false.
 const SWITCHES: [&str; 5] = [EXPOSE, HTTP_REDIRECT, FUNNEL, FORWARD_CLUSTER_TRAFFIC, STANDBY];
-/// Annotations that operators write; the second is one of the Tailscale operator.
-const OF_OPERATORS: [&str; 2] = [FORMER_EXTERNAL_NAME, "tailscale.com/magic-dnsname"];
+/// Annotations that operators write; the last is one of the Tailscale operator.
+const OF_OPERATORS: [&str; 5] =
+    [FORMER_EXTERNAL_NAME, API_SERVER_MODE, API_SERVER_HTTP, API_SERVER_CERTIFICATE, "tailscale.com/magic-dnsname"];
 
 /// Effect of an annotation on an object, or the reason why it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,10 +267,11 @@ mod tests {
     }
 
     /// Names with the prefixes that are no annotations of Services and Ingresses.
-    const OTHERS: &str = "managed parent-resource-type parent-resource parent-resource-ns parent-service parent-ingress parent-namespace \
+    const OTHERS: &str = "managed parent-resource-type parent-resource parent-resource-ns parent-service parent-connector parent-ingress parent-namespace \
         secret-type default-proxy-group svc-type finalizer domain acme-order-status ingress-pg-finalizer service-pg-finalizer ts-ingress \
         share-acme-account certificate-orders-of acme-account-protection kube-apiserver-finalizer adopt-services adopted unreachable handback-requested-by \
-        allow-ingress-tls namespaces auth-key-id auth-key new-replica device uninstall uninstall-remaining";
+        allow-ingress-tls namespaces auth-key-id auth-key new-replica device uninstall uninstall-remaining \
+        limit-standalone";
 
     #[test]
     fn every_name_with_the_prefixes_is_an_annotation_with_effects_or_another_name() {

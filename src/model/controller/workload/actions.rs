@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
+use crate::api::connector::ConnectorStatus;
 use crate::api::proxygroup::ProxyGroupStatus;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::admitted_tags::AdmittedTags;
@@ -36,7 +37,7 @@ pub struct GroupPlan {
     pub delete: Vec<Delete>,
     /// Control plane requests, in order. Those for Tailscale Services take turns ([`super::service_requests`]).
     pub control: Vec<ControlAction>,
-    /// Finalizers and status of the group, if changed.
+    /// Finalizers and status of the group or Connector, if changed.
     pub group: Option<GroupUpdate>,
     /// Changes of users' Services and Ingresses.
     pub services: Vec<ObjectUpdate>,
@@ -53,7 +54,7 @@ pub struct GroupPlan {
     pub again: Option<Duration>,
     /// Whether the Pod of a standalone proxy is being replaced.
     pub replaces: bool,
-    /// State of a standalone proxy; `None` without an object that requests it.
+    /// State of a standalone proxy or a Connector; `None` without an object that requests it.
     pub proxy: Option<ProxyState>,
     /// Numbers of advertised names and certificates; `None` if the workload advertises nothing.
     pub summary: Option<IngressSummary>,
@@ -100,6 +101,8 @@ pub enum ControlAction {
     ReleaseService { name: String },
     /// Approve (`add`) and withdraw (`remove`) prefixes as routes of a device; routes that others approved stay.
     ApproveRoutes { ordinal: u32, device: ClaimedDevice, add: BTreeSet<String>, remove: BTreeSet<String> },
+    /// Read the approved routes of a device. A refusal is a result, and no denial.
+    ReadRoutes { device: ClaimedDevice },
     /// Delete a device, `then` its records.
     DeleteDevice { ordinal: u32, device: ClaimedDevice, then: Vec<Delete> },
     /// Revoke an unused key that was created for this replica, `then` delete its records.
@@ -146,13 +149,31 @@ pub struct ConfigDraft {
     pub(crate) previous: Option<(DeviceId, Option<i64>)>,
 }
 
-/// Change of the group object.
+/// Change of the cluster-scoped object that requests the workload: a group or a Connector.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GroupUpdate {
     /// Complete list of finalizers, if changed.
     pub finalizers: Option<Vec<String>>,
     /// Complete status, if changed.
-    pub status: Option<ProxyGroupStatus>,
+    pub status: Option<WorkloadStatus>,
+}
+
+/// Status of a cluster-scoped object that requests a workload.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[serde(untagged)]
+pub enum WorkloadStatus {
+    Group(ProxyGroupStatus),
+    Connector(ConnectorStatus),
+}
+
+impl WorkloadStatus {
+    pub fn group(self) -> Option<ProxyGroupStatus> {
+        if let Self::Group(status) = self { Some(status) } else { None }
+    }
+
+    pub fn connector(self) -> Option<ConnectorStatus> {
+        if let Self::Connector(status) = self { Some(status) } else { None }
+    }
 }
 
 /// Change of a user's Service or Ingress.
@@ -249,6 +270,7 @@ impl ControlAction {
             Self::ReleaseService { name } => format!("the end of Tailscale Service {name}"),
             Self::RecordDevice { ordinal, .. } => device_of_replica(*ordinal),
             Self::ApproveRoutes { device, .. } => format!("the routes of device {}", device.id),
+            Self::ReadRoutes { device } => format!("the approved routes of device {}", device.id),
             Self::DeleteDevice { ordinal, .. } => end_of_device(*ordinal),
             Self::RevokeKey { id, .. } => format!("auth key {id}"),
         }

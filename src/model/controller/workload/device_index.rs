@@ -27,14 +27,15 @@ pub struct DeviceEntry<'a> {
 /// Workloads in other tailnets than one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OtherTailnets {
-    pub groups: BTreeSet<String>,
+    /// Groups and Connectors.
+    pub workloads: BTreeSet<WorkloadKey>,
     /// Whether standalone proxies are in another one.
     pub standalone: bool,
 }
 
 impl OtherTailnets {
     fn has(&self, workload: &WorkloadKey) -> bool {
-        workload.group().map_or(self.standalone, |group| self.groups.contains(group))
+        if workload.is_standalone() { self.standalone } else { self.workloads.contains(workload) }
     }
 }
 
@@ -203,7 +204,7 @@ mod tests {
         let key = WorkloadKey::of_group("a");
         let joining = DeviceEntry { server: SERVER, hostname: "renamed", record: None, mint: Some(&mint), workload: Some(&key) };
         index.follow("a-config", &joining, true);
-        let (none, others) = (OtherTailnets::default(), OtherTailnets { groups: ["a".to_owned()].into(), standalone: false });
+        let (none, others) = (OtherTailnets::default(), OtherTailnets { workloads: [key.clone()].into(), standalone: false });
         assert_eq!(index.joining_elsewhere((SERVER, &others), "shop", "b-config", at(0)), None, "in another tailnet");
         for hostname in ["shop", "SHOP", "renamed"] {
             assert_eq!(index.joining_elsewhere((SERVER, &none), hostname, "b-config", at(mint.end())), Some("a-config"), "{hostname}");

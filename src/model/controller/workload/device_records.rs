@@ -53,15 +53,20 @@ pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal
     if !may_ask {
         return;
     }
-    let expected = if is_recorded {
-        let created = recorded.and_then(|record| record.created);
-        ExpectedDevice { binding: Binding::Reread, created, ..ExpectedDevice::default() }
+    let device = if let Some(record) = recorded.filter(|_| is_recorded) {
+        reread(record)
     } else {
         let Some(expected) = expected_claim(work, ordinal, replica) else { return };
-        expected
+        ClaimedDevice { id, expected }
     };
-    let (device, draft) = (ClaimedDevice { id, expected }, Box::new(draft(work, shape, secret)));
+    let draft = Box::new(draft(work, shape, secret));
     work.plan.control.push(ControlAction::RecordDevice { ordinal, device, domain, report, recorded: recorded.cloned(), draft });
+}
+
+/// A recorded device, for a request that changes nothing.
+pub(crate) fn reread(record: &DeviceRecord) -> ClaimedDevice {
+    let expected = ExpectedDevice { binding: Binding::Reread, created: record.created, ..ExpectedDevice::default() };
+    ClaimedDevice { id: record.id.clone(), expected }
 }
 
 /// Whether another read of a recorded device may change its record: the replica reports something else, or it is incomplete and not only for

@@ -1,4 +1,4 @@
-//! Names of workloads of standalone objects.
+//! Names of workloads that do not have the name of their object: all but groups.
 //!
 //! A name that exists stays; the Tailscale operator generates names at random. A new one has 64 bits of hash over the whole key and the UID,
 //! so that no tenant can compute a name of another one's workload.
@@ -26,8 +26,8 @@ const LONGEST_PART: usize = MAX_LENGTH - "ts--".len() - SUFFIX;
 /// proxy Pod may create them, with any labels.
 const NAMED: [Kind; 3] = [Kind::StatefulSet, Kind::Service, Kind::Role];
 
-/// Name of the workload of a standalone object, of which there is one unless the Tailscale operator left several: the one with a device, else
-/// the first by name.
+/// Name of the workload of an object, of which there is one unless the Tailscale operator left several: the one with a device, else the first by
+/// name.
 ///
 /// `owned`: what has the labels of the object.
 pub fn workload<'a>(

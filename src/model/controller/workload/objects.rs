@@ -12,6 +12,7 @@ pub mod env;
 pub mod ingress;
 pub mod metrics;
 pub mod nodeport;
+pub mod operator_service;
 pub mod overlay;
 pub mod rbac;
 pub mod secrets;
@@ -36,7 +37,7 @@ use crate::model::controller::workload::objects::compare::covers;
 
 /// The proxy's container.
 const PROXY: &str = "tailscale";
-/// Label of the Pods of a standalone proxy: the UID of its Service or Ingress.
+/// Label of the Pods of another workload than a group: the UID of its Connector, Service or Ingress.
 const APP: &str = "app";
 /// The init container that enables IP forwarding.
 const SYSCTLER: &str = "sysctler";
@@ -62,6 +63,9 @@ pub enum Kind {
     PodDisruptionBudget,
     StatefulSet,
     ServiceMonitor,
+    Deployment,
+    AdmissionPolicy,
+    AdmissionBinding,
 }
 
 /// Reference to an object; the namespace of a cluster-wide one is empty.
@@ -97,7 +101,7 @@ pub struct Owner {
     /// UID of the parent.
     pub uid: String,
     pub namespace: String,
-    /// Label of the Pods of a standalone proxy: the UID of the parent for which its `StatefulSet` was created.
+    /// Label of the Pods of another workload than a group: the UID of the parent for which its `StatefulSet` was created.
     pub app: String,
 }
 
@@ -109,32 +113,38 @@ impl Owner {
 
     /// Labels that select its Pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
-        if self.key.is_standalone() { [(APP.to_owned(), self.app.clone())].into() } else { self.labels() }
+        if self.key.group().is_none() { [(APP.to_owned(), self.app.clone())].into() } else { self.labels() }
     }
 
     pub fn pod_labels(&self) -> BTreeMap<String, String> {
         self.labels().into_iter().chain(self.selector()).collect()
     }
 
-    /// Labels of a Secret of a standalone proxy besides the state Secret: the Tailscale operator takes every Secret with the labels of the
-    /// parent for a state Secret.
-    pub fn secret_labels(&self, secret_type: &str) -> BTreeMap<String, String> {
+    /// Our labels of an object of another workload than a group, in place of those by which the Tailscale operator finds the only Service of a
+    /// parent, and takes every Secret for a state Secret.
+    pub fn own_labels(&self) -> BTreeMap<String, String> {
         let parent = match &self.key {
             WorkloadKey::ProxyGroup(_) => None,
-            WorkloadKey::Service(namespace, name) => Some((names::CONFIG_PARENT, namespace, name)),
-            WorkloadKey::Ingress(namespace, name) => Some((names::CONFIG_PARENT_INGRESS, namespace, name)),
+            WorkloadKey::Connector(_) => Some(names::CONFIG_PARENT_CONNECTOR),
+            WorkloadKey::Service(..) => Some(names::CONFIG_PARENT),
+            WorkloadKey::Ingress(..) => Some(names::CONFIG_PARENT_INGRESS),
         };
-        let parent = parent
-            .into_iter()
-            .flat_map(|(label, namespace, name)| [(label, name.as_str()), (names::CONFIG_PARENT_NAMESPACE, namespace.as_str())]);
-        let labels = [(names::MANAGED, "true"), (names::SECRET_TYPE, secret_type)].into_iter().chain(parent);
+        let parent = parent.map(|label| (label, self.key.name()));
+        let namespace = Some((names::CONFIG_PARENT_NAMESPACE, self.key.namespace())).filter(|(_, namespace)| !namespace.is_empty());
+        let labels = [(names::MANAGED, "true")].into_iter().chain(parent).chain(namespace);
         labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
 
-    /// Metadata of one of the workload's objects. Those of a standalone proxy have no owner reference: the parent is in another namespace.
+    /// Such labels of a Secret besides the state Secret.
+    pub fn secret_labels(&self, secret_type: &str) -> BTreeMap<String, String> {
+        self.own_labels().into_iter().chain([(names::SECRET_TYPE.to_owned(), secret_type.to_owned())]).collect()
+    }
+
+    /// Metadata of one of the workload's objects. Only those of a group have an owner reference: a Service or Ingress is in another namespace, and
+    /// objects of a Connector are those of a standalone proxy, also under the Tailscale operator.
     pub fn metadata(&self, name: String, secret_type: Option<&str>) -> ObjectMeta {
         let mut labels = self.labels();
-        if self.key.is_standalone() {
+        if self.key.group().is_none() {
             let (name, namespace) = (Some(name), Some(self.namespace.clone()));
             return ObjectMeta { name, namespace, labels: Some(labels), ..ObjectMeta::default() };
         }
@@ -202,9 +212,11 @@ pub fn labels_of(key: &WorkloadKey) -> BTreeMap<String, String> {
         WorkloadKey::ProxyGroup(_) => names::PARENT_GROUP,
         WorkloadKey::Service(..) => names::PARENT_SERVICE,
         WorkloadKey::Ingress(..) => names::PARENT_INGRESS,
+        WorkloadKey::Connector(_) => names::PARENT_CONNECTOR,
     };
     labels.extend([(names::PARENT_TYPE, kind), (names::PARENT, key.name())]);
-    labels.extend(key.is_standalone().then(|| (names::PARENT_NAMESPACE, key.namespace())));
+    // The Tailscale operator finds the objects of a Connector by all labels, that of the namespace with an empty value.
+    labels.extend(key.group().is_none().then(|| (names::PARENT_NAMESPACE, key.namespace())));
     labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
@@ -222,7 +234,7 @@ pub fn digest(bytes: &[u8]) -> String {
 
 impl Kind {
     /// All kinds, in the order of creation.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::ServiceAccount,
         Self::ClusterRole,
         Self::ClusterRoleBinding,
@@ -235,7 +247,12 @@ impl Kind {
         Self::PodDisruptionBudget,
         Self::StatefulSet,
         Self::ServiceMonitor,
+        Self::Deployment,
+        Self::AdmissionPolicy,
+        Self::AdmissionBinding,
     ];
+    /// Kinds by which the API server enforces `ProxyGroupPolicies`.
+    pub const ADMISSION: [Self; 2] = [Self::AdmissionPolicy, Self::AdmissionBinding];
 
     pub fn name(self) -> &'static str {
         self.row().0
@@ -243,7 +260,7 @@ impl Kind {
 
     /// Whether its objects have no namespace.
     pub fn is_cluster_wide(self) -> bool {
-        matches!(self, Self::ClusterRole | Self::ClusterRoleBinding)
+        matches!(self, Self::ClusterRole | Self::ClusterRoleBinding) || Self::ADMISSION.contains(&self)
     }
 
     /// The group and version, as in `apiVersion`.
@@ -270,6 +287,11 @@ impl Kind {
             Self::PodDisruptionBudget => ("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
             Self::StatefulSet => ("StatefulSet", "apps/v1", "statefulsets"),
             Self::ServiceMonitor => ("ServiceMonitor", "monitoring.coreos.com/v1", "servicemonitors"),
+            Self::Deployment => ("Deployment", "apps/v1", "deployments"),
+            Self::AdmissionPolicy => ("ValidatingAdmissionPolicy", "admissionregistration.k8s.io/v1", "validatingadmissionpolicies"),
+            Self::AdmissionBinding => {
+                ("ValidatingAdmissionPolicyBinding", "admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings")
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
+use crate::api::connector::Connector;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::vip::VipService;
@@ -49,8 +50,8 @@ const MAX_REPEAT_INTERVAL: Duration = Duration::from_mins(10);
 #[derive(Debug, Clone)]
 pub struct Observed {
     pub key: WorkloadKey,
-    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone proxy an observed or a new one; empty if others
-    /// have all that a new one tries.
+    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of another workload an observed or a new one; empty if others have
+    /// all that a new one tries.
     pub workload: String,
     /// Current time, for conditions and deadlines.
     pub now: Timestamp,
@@ -59,6 +60,8 @@ pub struct Observed {
     pub assignment: Arc<AssignmentRules>,
     /// The group of a `ProxyGroup`'s key, if it exists.
     pub group: Option<Arc<ProxyGroup>>,
+    /// The Connector of a Connector's key, if it exists.
+    pub connector: Option<Arc<Connector>>,
     /// Its `ProxyClass`: the named one, else the default.
     pub class: Class,
     /// Its control plane.
@@ -95,6 +98,8 @@ pub struct Observed {
     pub targets: TargetInputs,
     /// A group with tenants; of a standalone object.
     pub restricted_group: Option<String>,
+    /// Why the operator's device cannot be that of the Tailscale operator yet.
+    pub takeover_fault: Option<String>,
     /// Pod of a standalone proxy that waits to take over; the active one is in `replicas`.
     pub waiting: Option<Arc<Pod>>,
     /// Other standalone proxies that are being replaced.
@@ -140,7 +145,7 @@ pub struct PublishInputs {
     /// Tailscale Services of the tailnet; `None` before the first list.
     pub listed: Option<Arc<ServiceList>>,
     /// Approved routes by device, where read.
-    pub approved: BTreeMap<DeviceId, Approved>,
+    pub approved: OrdMap<DeviceId, Approved>,
 }
 
 /// A Secret in the proxies' namespace that an Ingress names as a certificate.
@@ -196,6 +201,8 @@ impl DeviceRead {
 pub struct Approved {
     pub at: Timestamp,
     pub routes: BTreeSet<String>,
+    /// Why they could not be read; then they are those of before.
+    pub fault: Option<String>,
 }
 
 /// An object or a group that has a name of the tailnet, or an object that requests it.
@@ -211,10 +218,12 @@ pub struct Namesake {
     pub holds: bool,
     /// Whether its workload is in the tailnet of this one, as far as recorded.
     pub is_same_tailnet: bool,
+    /// Whether the name is that of the operator's device, and this is the device.
+    pub is_reserved: bool,
 }
 
-/// The object or group to which a request leaves its name: one that has it, else an older request. Who has the name leaves it to none, but
-/// of two groups that have one name the younger object withdraws it.
+/// The object or group to which a request leaves its name: the operator's device, whose name is reserved, else one that has it, else an older
+/// request. Who has the name leaves it to no other one, but of two groups that have one name the younger object withdraws it.
 pub(crate) fn name_winner<'a>(
     workload: &WorkloadKey,
     (subject, age, holds): (&WorkloadKey, Age<'_>, bool),
@@ -223,10 +232,11 @@ pub(crate) fn name_winner<'a>(
     let all = others.into_iter().flatten().filter(|other| other.is_same_tailnet);
     // During a move its other workload has the name.
     let holds = holds || all.clone().any(|other| other.subject == *subject && other.holds);
-    let is_rival = |other: &&Namesake| !holds || (other.holds && !workload.is_standalone() && !other.workload.is_standalone());
-    let rank = |other: &'a Namesake| (!other.holds, (other.age.0, &*other.age.1));
+    let is_rival =
+        |other: &&Namesake| !holds || other.is_reserved || (other.holds && !workload.is_standalone() && !other.workload.is_standalone());
+    let rank = |other: &'a Namesake| (!other.is_reserved, !other.holds, (other.age.0, &*other.age.1));
     let first = all.filter(|other| other.subject != *subject).filter(is_rival).min_by_key(|other| (rank(other), &other.subject))?;
-    ((rank(first), &first.subject) < ((!holds, age), subject)).then_some(&first.subject)
+    ((rank(first), &first.subject) < ((true, !holds, age), subject)).then_some(&first.subject)
 }
 
 /// A request of another group of the same tailnet for a name.
@@ -338,7 +348,8 @@ impl Observed {
 
     /// Metadata of the object that requests the workload, if it exists.
     pub(crate) fn metadata(&self) -> Option<&ObjectMeta> {
-        self.parent().map(Parent::metadata).or_else(|| Some(&self.group.as_ref()?.metadata))
+        let connector = || Some(&self.connector.as_ref()?.metadata);
+        self.parent().map(Parent::metadata).or_else(|| Some(&self.group.as_ref()?.metadata)).or_else(connector)
     }
 
     /// Time since which the workload is being deleted: with its object, or by an uninstall.

@@ -169,7 +169,7 @@ impl PlanPart<'_> {
 
 /// Fault of an object with the name of one of ours.
 pub(crate) fn object_conflict(owner: &Owner, object: &ObjectRef) -> WorkloadFault {
-    let end = if owner.key.is_standalone() { "Delete it." } else { "Delete it, or give the ProxyGroup another name." };
+    let end = if owner.key.group().is_none() { "Delete it." } else { "Delete it, or give the ProxyGroup another name." };
     let message = format!("{object} already exists and does not belong to this {}. {end}", owner.key.kind());
     WorkloadFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }
 }

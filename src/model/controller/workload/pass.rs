@@ -63,7 +63,7 @@ pub(crate) fn owner(observed: &Observed) -> Owner {
     let (name, namespace) = (observed.workload.clone(), observed.settings.namespace.clone());
     let uid = observed.metadata().and_then(|metadata| metadata.uid.clone()).unwrap_or_default();
     let set = observed.owned.get(&ObjectRef::new(Kind::StatefulSet, &namespace, name.clone()));
-    let app = set.filter(|_| observed.key.is_standalone()).and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
+    let app = set.filter(|_| observed.key.group().is_none()).and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
     Owner { key: observed.key.clone(), name, uid, namespace, app }
 }
 
@@ -106,7 +106,7 @@ impl Pass<'_> {
                 is_named() || has_config() || self.has_set(workload)
             }
             SecretName::Account { workload } => workload == owner.name && (is_managed(existing) || self.has_set(workload)),
-            SecretName::Certificate if owner.key.is_standalone() => is_labelled(owner, existing),
+            SecretName::Certificate if owner.key.group().is_none() => is_labelled(owner, existing),
             // That of a group's name is the group's that has the name, unless the proxy of an Ingress uses it.
             SecretName::Certificate => {
                 let recorded = self.observed.publish.recorded_certificates.get(existing["metadata"]["uid"].as_str().unwrap_or_default());
@@ -140,7 +140,7 @@ fn is_labelled(owner: &Owner, existing: &Value) -> bool {
 
 fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
     let label = |key: &str| labels.get(key).and_then(Value::as_str);
-    if owner.key.is_standalone() {
+    if owner.key.group().is_none() {
         return label(names::MANAGED) == Some("true") && WorkloadKey::of_object_labels(label).as_ref() == Some(&owner.key);
     }
     label(names::MANAGED) == Some("true")

@@ -2,7 +2,7 @@
 //!
 //! A fault in one part is reported and does not affect the others. No object is deleted before those that need it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::api::condition::reason;
@@ -19,9 +19,10 @@ use crate::model::controller::workload::objects::statefulset::stateful_set;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{Class, TailnetState};
 use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
-use crate::model::controller::workload::pass::{Ownership, Pass};
+use crate::model::controller::workload::pass::{Ownership, Pass, is_terminating};
 use crate::model::controller::workload::replicas::{ReplicaAdvertisement, remove_replicas, secrets};
 use crate::model::controller::workload::rollout::delete_stuck;
+use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::{pace, standby, static_endpoints};
 
 /// Suffix of the message while a deletion waits for the control plane.
@@ -92,6 +93,37 @@ pub(crate) fn remove<'a>(pass: &Pass<'a>, (withdrawal, is_withdrawn): (PlanPart<
     (plan, are_gone)
 }
 
+/// Plans the deletion of what is left of a workload without devices in the proxies' namespace, except `retained`. Objects of another workload of
+/// the same parent, if there is one, are deleted by the next passes. Returns whether nothing else is left.
+pub(crate) fn remove_rest(plan: &mut PlanPart<'_>, retained: &BTreeSet<ObjectRef>) -> bool {
+    let pass = **plan;
+    let (observed, owner) = (pass.observed, pass.owner);
+    let deleted: BTreeSet<ObjectRef> = plan.plan.delete.iter().map(|delete| delete.object.clone()).collect();
+    let undeleted = |object: &ObjectRef| !deleted.contains(object) && !retained.contains(object);
+    let several = observed.of(Kind::StatefulSet).any(|(object, _)| undeleted(object));
+    let rest = REMAINING.iter().flat_map(|kind| observed.of(*kind)).map(|(object, _)| object).filter(|object| undeleted(object));
+    for object in rest.filter(|object| pass.is_apart(object) && (!several || object.name == owner.name)) {
+        plan.delete(object);
+    }
+    // A Pod may put a finalizer on its Secrets: they do not hold the object.
+    let is_pods = |object: &ObjectRef| object.kind == Kind::Secret && !matches!(SecretName::parse(&object.name), SecretName::Config { .. });
+    // Nor does a binding in a namespace of users, who may put one on it.
+    let remains = observed.owned.iter().any(|(object, value)| is_terminating(value) && !is_pods(object) && pass.is_apart(object));
+    !several && !remains
+}
+
+/// Reports faults of the control plane. Before its first response the previous one stays.
+pub(crate) fn report_tailnet(work: &mut PlanPart<'_>, previous: Option<String>) {
+    let why = match &work.observed.tailnet {
+        TailnetState::Ready { .. } => None,
+        TailnetState::Asking => previous,
+        TailnetState::Unavailable(why) => Some(why.clone()),
+    };
+    if let Some(why) = why {
+        work.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, why);
+    }
+}
+
 /// Reports what the deletion of a workload waits for.
 fn report_wait(plan: &mut PlanPart<'_>) {
     // An object that only moves waits as long as that takes.
@@ -105,10 +137,10 @@ fn report_wait(plan: &mut PlanPart<'_>) {
     }
 }
 
-/// `ServiceAccount` and rights of the Pods, and the Service that names a single one.
+/// `ServiceAccount` and rights of the Pods, and the Service that names them.
 fn rights<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
     let mut plan = pass.part();
-    let service = (!shape.role().is_replicated).then(|| headless_service(shape));
+    let service = shape.role().has_headless_service().then(|| headless_service(shape));
     for manifest in rbac(shape).into_iter().chain(service) {
         plan.want(manifest);
     }
@@ -116,11 +148,14 @@ fn rights<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
     let account = ObjectRef::new(Kind::ServiceAccount, &shape.owner.namespace, shape.owner.name.clone());
     let ownership = pass.owned(&account).map(|account_object| plan.ownership(&account, account_object));
     let impersonation = impersonation(shape);
-    if impersonation.is_none() || ownership == Some(Ownership::Foreign) {
-        for object in impersonation_refs(pass.owner) {
-            plan.delete(&object);
-        }
-    } else if ownership == Some(Ownership::Ours) {
+    let may_impersonate = impersonation.is_some() && ownership != Some(Ownership::Foreign);
+    // Former versions gave the operator's device roles with another name.
+    let names = if may_impersonate { impersonation_refs(pass.owner).to_vec() } else { Vec::new() };
+    let existing = [Kind::ClusterRoleBinding, Kind::ClusterRole].into_iter().flat_map(|kind| pass.observed.of(kind));
+    for (object, _) in existing.filter(|(object, _)| !names.contains(object)) {
+        plan.delete(object);
+    }
+    if may_impersonate && ownership == Some(Ownership::Ours) {
         for manifest in impersonation.into_iter().flatten() {
             plan.want(manifest);
         }
@@ -141,7 +176,7 @@ fn pods<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
     let config = |ordinal| pass.owned(&config_ref(&shape.owner, ordinal));
     let configured = |ordinal| config(ordinal).is_some_and(|secret| !secret["data"][names::CONFIG_KEY].is_null());
     // Pods that may not impersonate yet would refuse each client, and those of the Tailscale operator run on until then.
-    let has_rights = impersonation(shape).is_none() || impersonation_refs(&shape.owner).iter().all(|object| pass.owned(object).is_some());
+    let has_rights = shape.impersonation().is_none() || impersonation_refs(&shape.owner).iter().all(|object| pass.owned(object).is_some());
     if has_rights && (existing.is_some() || !shape.stock() || (0..shape.spec.replicas).all(configured)) {
         plan.want(stateful_set(shape, existing));
     }

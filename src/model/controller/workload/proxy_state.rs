@@ -1,4 +1,4 @@
-//! State of a standalone proxy, for metrics: as its Service's condition or its Ingress's Events report it.
+//! State of a standalone proxy or a Connector, for metrics: as a condition or an Ingress's Events report it.
 
 use crate::api::condition::reason;
 
@@ -30,11 +30,13 @@ impl ProxyState {
     /// State for the reason of a condition or Event.
     pub fn of_reason(reason: &str) -> Self {
         match reason {
-            reason::PROXY_CREATED | reason::PARTIALLY_ADVERTISED | reason::CERTIFICATE_EXPIRING | reason::ROUTE_COVERS_CLUSTER => {
-                Self::Ready
-            }
-            reason::PROXY_PENDING | reason::PROXY_MOVING => Self::Pending,
-            reason::PROXY_FAILED | reason::CONFIGURATION_FAILED => Self::Failed,
+            reason::PROXY_CREATED
+            | reason::PARTIALLY_ADVERTISED
+            | reason::CERTIFICATE_EXPIRING
+            | reason::ROUTE_COVERS_CLUSTER
+            | reason::CONNECTOR_CREATED => Self::Ready,
+            reason::PROXY_PENDING | reason::PROXY_MOVING | reason::CONNECTOR_CREATING => Self::Pending,
+            reason::PROXY_FAILED | reason::CONFIGURATION_FAILED | reason::CONNECTOR_CREATION_FAILED => Self::Failed,
             _ => Self::Rejected,
         }
     }

@@ -43,6 +43,8 @@ pub(crate) struct ReplicaAdvertisement {
     /// Tailscale Services.
     pub(crate) names: BTreeSet<String>,
     pub(crate) routes: BTreeSet<String>,
+    /// Whether it is an app connector; `None` for what is no Connector.
+    pub(crate) app_connector: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -156,6 +158,19 @@ fn awaits_report(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedReplic
     waits
 }
 
+/// Warns of requested tags that devices do not have.
+pub(crate) fn warn_other_tags(work: &mut PlanPart<'_>, wanted: u32) {
+    let others = other_tags(work, wanted);
+    if !others.is_empty() {
+        let message = format!(
+            "spec.tags concern replicas that join later. The devices of {} have other tags: change them at the control plane, or delete \
+             the devices there, and the replicas join again with the new tags",
+            others.join(", ")
+        );
+        work.warn_workload(reason::TAGS_NOT_APPLIED, message);
+    }
+}
+
 /// Replicas below an ordinal whose recorded devices have other tags than requested: tags come with the auth key only.
 pub(crate) fn other_tags(work: &Pass<'_>, wanted: u32) -> Vec<String> {
     let Some(spec) = work.spec else { return Vec::new() };
@@ -195,9 +210,11 @@ fn document(
     let carried = |field: &str| found.and_then(|item| item.get(field)).cloned();
     let (services, routes) = match advertised {
         None => (carried("AdvertiseServices"), carried("AdvertiseRoutes")),
-        Some(ReplicaAdvertisement { names, routes }) => {
-            // tailscaled keeps its routes if the field is absent.
-            let has_routes = !routes.is_empty() || carried("AdvertiseRoutes").is_some();
+        Some(ReplicaAdvertisement { names, routes, app_connector }) => {
+            document.extend(app_connector.map(|advertise| ("AppConnector".into(), json!({"Advertise": advertise}))));
+            // tailscaled keeps its routes if the field is absent. The Tailscale operator removes it with the last route of a Connector, so that
+            // nothing shows which ones the device still has.
+            let has_routes = !routes.is_empty() || app_connector.is_some() || carried("AdvertiseRoutes").is_some();
             ((!names.is_empty()).then(|| json!(names)), has_routes.then(|| json!(routes)))
         }
     };
@@ -226,11 +243,11 @@ pub(crate) fn remove_replicas<'a>(pass: &Pass<'a>, from: u32) -> (PlanPart<'a>, 
 }
 
 /// Whether a replica's Pod exists. One that is not gone long after its grace period is on a lost node: its device is deleted, so that it
-/// cannot serve any more. Its Service must not wait for it.
+/// cannot serve any more. The object of a user must not wait for it.
 fn runs(work: &mut PlanPart<'_>, replica: &ObservedReplica) -> bool {
-    let (standalone, now) = (work.observed.key.is_standalone(), work.observed.now);
+    let (is_group, now) = (work.observed.key.group().is_some(), work.observed.now);
     let wait = |pod: &Pod| {
-        let end = pod.metadata.deletion_timestamp.as_ref().filter(|_| standalone)?;
+        let end = pod.metadata.deletion_timestamp.as_ref().filter(|_| !is_group)?;
         Some(NODE_REPORT_TIMEOUT.saturating_sub(elapsed(end.0, now)))
     };
     let pods = replica.pod.iter().chain(&work.observed.waiting);

@@ -19,6 +19,10 @@ pub enum Role {
     IngressService,
     /// Proxy of an Ingress.
     Ingress,
+    /// Device of the operator, which serves the Kubernetes API.
+    ApiServer,
+    /// Device that forwards traffic of the tailnet to other networks, by routes.
+    Connector,
 }
 
 /// Config of the replicas in a `ConfigMap`.
@@ -39,7 +43,7 @@ pub struct RoleRow {
     pub config: Option<RoleConfig>,
     /// Whether it serves virtual hosts: it has certificates, a Lease of the issuer and an ACME account.
     pub serves_sites: bool,
-    /// Whether Pods start in parallel, spread over nodes, with a disruption budget. Else one Pod has a headless Service.
+    /// Whether Pods start in parallel, spread over nodes, with a disruption budget. Else there is one Pod.
     pub is_replicated: bool,
     /// preStop hook of the Tailscale operator's image; ours drains at SIGTERM.
     pub stock_pre_stop: Option<&'static str>,
@@ -87,6 +91,16 @@ const INGRESS: RoleRow = RoleRow {
     ..STANDALONE
 };
 
+const API_SERVER: RoleRow = RoleRow { app: "k8s-operator-proxy", proxy_type: "api_server_service", ..INGRESS };
+const CONNECTOR: RoleRow = RoleRow { app: names::CONNECTOR_APP, proxy_type: names::PARENT_CONNECTOR, is_replicated: true, ..STANDALONE };
+
+impl RoleRow {
+    /// Whether a headless Service has the names of the Pods: those of a group have none.
+    pub fn has_headless_service(&self) -> bool {
+        self.proxy_type != names::PARENT_GROUP
+    }
+}
+
 impl Role {
     pub const fn row(self) -> &'static RoleRow {
         match self {
@@ -96,6 +110,8 @@ impl Role {
             Self::EgressService => &EGRESS_SERVICE,
             Self::IngressService => &INGRESS_SERVICE,
             Self::Ingress => &INGRESS,
+            Self::ApiServer => &API_SERVER,
+            Self::Connector => &CONNECTOR,
         }
     }
 }

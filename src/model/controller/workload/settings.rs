@@ -18,6 +18,8 @@ pub struct GroupSettings {
     /// Namespace of the proxies and of all created objects.
     pub namespace: String,
     pub image: String,
+    /// Image of the operator's device, if another one.
+    pub api_server_image: Option<String>,
     /// Image pull Secrets of proxies whose class sets none.
     pub image_pull_secrets: Vec<String>,
     pub tags: Vec<String>,
@@ -77,6 +79,7 @@ impl GroupSettings {
             denied_targets: Vec::new(),
             acme_directory: None,
             service_monitors: false,
+            api_server_image: None,
             impersonation: Impersonation::default(),
             linger: DNS_CACHE_TTL,
         }

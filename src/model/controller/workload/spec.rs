@@ -41,8 +41,10 @@ pub struct ApiServerRequest<'a> {
     /// First label of its name in the tailnet.
     pub hostname: &'a str,
     pub mode: &'a ApiServerMode,
-    /// Users and groups that clients may be; `None`: all.
+    /// Limit of the users and groups that clients may be; `None`: all permitted ones.
     pub impersonation: Option<&'a Impersonation>,
+    /// Users and groups that the settings permit, if these are others than those of `ProxyGroup`s.
+    pub permitted: Option<&'a Impersonation>,
     /// Secret of its own certificate, in place of one of the control plane.
     pub certificate: Option<&'a str>,
     /// Whether it is served by HTTP.
@@ -52,14 +54,14 @@ pub struct ApiServerRequest<'a> {
 impl ApiServerRequest<'_> {
     /// Whether the Pods impersonate their clients: else these have credentials of their own.
     pub fn impersonates(&self) -> bool {
-        *self.mode == ApiServerMode::Auth
+        self.mode.impersonates()
     }
 }
 
 /// Host names of the devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostnamePattern<'a> {
-    /// That of the only device.
+    /// That of the first device, followed by the ordinal of another one.
     Single(String),
     /// A prefix, followed by the ordinal.
     Numbered(&'a str),
@@ -79,7 +81,8 @@ impl WorkloadSpec<'_> {
     /// Requested host name of a replica's device.
     pub fn hostname(&self, ordinal: u32) -> String {
         match &self.hostname {
-            HostnamePattern::Single(name) => name.clone(),
+            HostnamePattern::Single(name) if ordinal == 0 => name.clone(),
+            HostnamePattern::Single(prefix) => format!("{prefix}-{ordinal}"),
             HostnamePattern::Numbered(prefix) => format!("{prefix}-{ordinal}"),
         }
     }

@@ -7,7 +7,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::facts::{ClusterFacts, CredentialCheck, CredentialOutcome};
-use super::{Check, ReadResult, advertises, is_reconciler, page};
+use super::{Check, ReadResult, advertises, is_reconciler, page, variable};
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::kinds::tailnet::Credentials;
@@ -103,6 +103,11 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
         Ok(tried) => tried,
         Err(gap) => return vec![Check::unread(NAME, "where credentials are", gap, "list deployments.apps and tailnets.tailscale.com")],
     };
+    let reconciler = facts.deployments.iter().flatten().find(|deployment| is_reconciler(deployment));
+    let is_set = |name| reconciler.is_some_and(|deployment| variable(deployment, name).is_some_and(|text| !text.is_empty()));
+    if tried.is_empty() && ["CLIENT_ID", "CLIENT_ID_FILE"].into_iter().any(is_set) {
+        return vec![Check::ok(NAME, format!("those of {OWN} are no Secret; only the reconciler itself can try them"))];
+    }
     if tried.is_empty() {
         let fix = "give the reconciler credentials, or make a Tailnet and name it in spec.tailnet of every group";
         return vec![Check::warn(NAME, "no Secret with credentials is named anywhere", fix)];

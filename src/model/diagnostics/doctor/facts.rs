@@ -80,3 +80,38 @@ pub struct ClusterFacts {
     /// Control plane credentials.
     pub credentials: ReadResult<Vec<CredentialCheck>>,
 }
+
+impl ClusterFacts {
+    /// Facts of a cluster without objects.
+    pub fn new(namespace: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            server: String::new(),
+            definitions: BTreeMap::new(),
+            denied: BTreeMap::new(),
+            policy: Ok(None),
+            policy_binding: Ok(None),
+            deployments: Ok(Vec::new()),
+            groups: Ok(Vec::new()),
+            sets: Ok(Vec::new()),
+            unreconciled: BTreeMap::new(),
+            lease: Ok(None),
+            renewed: false,
+            pods: Ok(Vec::new()),
+            live: BTreeMap::new(),
+            failures: Ok(Vec::new()),
+            services: Ok(Vec::new()),
+            ingresses: Ok(Vec::new()),
+            namespaces: Ok(Vec::new()),
+            classes: Ok(Vec::new()),
+            ingress_events: Ok(Vec::new()),
+            now: Duration::ZERO,
+            nodes: Ok(Vec::new()),
+            ranges: Ok(Vec::new()),
+            dns: Ok(None),
+            kube_proxy: Ok(None),
+            cilium: Ok(None),
+            credentials: Ok(Vec::new()),
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use super::network::KernelVersion;
 use super::{Check, page, rejects};
 use crate::api::localapi::FilterRule;
+use crate::model::api_server::grants::{CAPABILITY, FORMER_CAPABILITY};
 use crate::model::tailnet::rejects::RejectedFlow;
 
 /// MTU of tailscaled's interface, in bytes; tunnel packets on links below this plus [`TUNNEL`] are fragmented.
@@ -13,11 +14,6 @@ const TUNNEL: u32 = 80;
 const FULL: f64 = 0.8;
 /// Conntrack table size below which the table is small for a proxy.
 const SMALL: u32 = 32_768;
-
-/// Capability by which the tailnet policy grants groups of Kubernetes.
-pub(super) const KUBERNETES: &str = "tailscale.com/cap/kubernetes";
-/// Its former name.
-const FORMER_KUBERNETES: &str = "https://tailscale.com/cap/kubernetes";
 
 /// Firewall by name, and the error if it does not work.
 pub type NamedFirewall = (&'static str, Result<(), String>);
@@ -49,7 +45,7 @@ pub fn kubernetes_grants(rules: &[FilterRule]) -> usize {
     rules
         .iter()
         .flat_map(|rule| &rule.cap_grant)
-        .filter(|grant| [KUBERNETES, FORMER_KUBERNETES].iter().any(|name| grant.cap_map.contains_key(*name)))
+        .filter(|grant| [CAPABILITY, FORMER_CAPABILITY].iter().any(|name| grant.cap_map.contains_key(*name)))
         .count()
 }
 
@@ -152,8 +148,8 @@ fn grants(found: &Result<usize, String>) -> Check {
         Err(why) => Check::warn(NAME, format!("tailscaled does not name the grants: {why}"), "look at tailscaled's log"),
         Ok(0) => {
             let fix = format!("add a grant of it to the tags of this ProxyGroup, or bind users in RBAC ({})", page("api-server.md"));
-            Check::warn(NAME, format!("no grant of {KUBERNETES} to this device: users have their login name and no group"), fix)
+            Check::warn(NAME, format!("no grant of {CAPABILITY} to this device: users have their login name and no group"), fix)
         }
-        Ok(number) => Check::ok(NAME, format!("{number} of {KUBERNETES} to this device")),
+        Ok(number) => Check::ok(NAME, format!("{number} of {CAPABILITY} to this device")),
     }
 }

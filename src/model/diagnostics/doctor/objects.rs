@@ -79,7 +79,7 @@ fn proxies(facts: &ClusterFacts) -> Vec<Check> {
 
 /// Objects with something that the reconciler permits no new object. Without a reconciler it has its defaults. A missing right is reported by
 /// [`annotated`].
-fn policy(facts: &ClusterFacts) -> Vec<Check> {
+pub(in super::super) fn policy(facts: &ClusterFacts) -> Vec<Check> {
     const NAME: &str = "policy";
     if facts.services.is_err() && facts.ingresses.is_err() {
         return Vec::new();
@@ -97,11 +97,12 @@ fn policy(facts: &ClusterFacts) -> Vec<Check> {
 }
 
 /// Settings of the reconciler, and its rules for objects without annotation. Without a reconciler it has its defaults.
-pub(super) fn assignment(facts: &ClusterFacts) -> (Settings, AssignmentRules) {
+pub(in super::super) fn assignment(facts: &ClusterFacts) -> (Settings, AssignmentRules) {
     let deployments = facts.deployments.as_deref().unwrap_or_default();
     let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment)).or(deployments.iter().find(|one| is_operator(one)));
     let settings = settings(reconciler);
     let mut rules = settings.assignment();
+    reconciler.and_then(|one| one["metadata"]["namespace"].as_str()).unwrap_or_default().clone_into(&mut rules.own_namespace);
     let mut classes = facts.classes.iter().flatten().filter_map(|class| IngressClass::deserialize(class).ok());
     rules.parameters = ClassParameters::read(classes.find(|class| class.metadata.name.as_ref() == Some(&rules.ingress_class)).as_ref());
     for namespace in facts.namespaces.iter().flatten() {
@@ -131,6 +132,10 @@ struct ObjectPolicy<'a> {
 impl ObjectPolicy<'_> {
     fn refusals(&self, object: Parent<'_>) -> Vec<String> {
         let Self { settings, rules, groups, .. } = self;
+        // The reconciler writes it.
+        if matches!(object, Parent::Service(service) if rules.device_of(service).is_some()) {
+            return Vec::new();
+        }
         let tenants = |group: &ProxyGroup| group.spec.tailyard.as_ref().map(|own| own.tenants.clone()).unwrap_or_default();
         let named = match object {
             Parent::Service(service) => rules.published(service).group().or(rules.egress(service).group()),

@@ -12,6 +12,10 @@ use crate::model::controller::policy::requests::Parent;
 use crate::model::diagnostics::overview::Gap;
 
 const NAME: &str = "operators";
+/// Kinds of the Tailscale operator that the reconciler serves if it is set to.
+pub(in super::super) const CONNECTOR: &str = "Connector";
+pub(in super::super) const GROUP_POLICY: &str = "ProxyGroupPolicy";
+pub(in super::super) const DNS_CONFIG: &str = "DNSConfig";
 /// Mode of the API server proxy in the Tailscale operator's process.
 const API_SERVER_PROXY: &str = "APISERVER_PROXY";
 
@@ -25,23 +29,41 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let first = match (ours, theirs) {
         (Some(ours), Some(theirs)) => both_run(facts, ours, theirs),
         (None, Some(theirs)) => Check::ok(NAME, format!("the Tailscale operator {} alone", named(theirs))),
-        (Some(_), None) if !unreconciled(facts).is_empty() => {
-            let what = format!("the Tailscale operator does not run, nothing else reconciles {}", unreconciled(facts).join(", "));
+        (Some(ours), None) if !unreconciled(facts, ours).is_empty() => {
+            let what = format!("the Tailscale operator does not run, nothing else reconciles {}", unreconciled(facts, ours).join(", "));
             Check::warn(NAME, what, format!("delete what is not needed ({})", page("migrate.md")))
         }
         (..) => Check::ok(NAME, "the Tailscale operator does not run"),
     };
-    [first].into_iter().chain(all.iter().filter_map(api_server_proxy)).collect()
+    let takes_over = ours.is_some_and(|ours| mode(ours).is_some());
+    [first].into_iter().chain(all.iter().filter_map(|deployment| api_server_proxy(deployment, takes_over))).collect()
 }
 
-fn is_running(deployment: &Value) -> bool {
+/// Whether the reconciler of a Deployment serves a kind that is off by default.
+pub(in super::super) fn serves(reconciler: &Value, kind: &str) -> bool {
+    let setting = match kind {
+        CONNECTOR => "TAILYARD_CONNECTORS",
+        GROUP_POLICY => "TAILYARD_PROXY_GROUP_POLICIES",
+        DNS_CONFIG => "TAILYARD_DNS_CONFIGS",
+        _ => return false,
+    };
+    variable(reconciler, setting) == Some("on")
+}
+
+pub(in super::super) fn is_running(deployment: &Value) -> bool {
     deployment["spec"]["replicas"].as_i64().unwrap_or(1) > 0
 }
 
-/// Warns about an operator whose process is an API server proxy: kubectl of the tailnet's users ends with it.
-fn api_server_proxy(deployment: &Value) -> Option<Check> {
-    let mode = variable(deployment, API_SERVER_PROXY).filter(|mode| !matches!(*mode, "" | "false"))?;
-    if !is_operator(deployment) {
+/// Mode of an operator's own API server proxy, unless that is off.
+pub(in super::super) fn mode(deployment: &Value) -> Option<&str> {
+    variable(deployment, API_SERVER_PROXY).filter(|mode| !matches!(*mode, "" | "false"))
+}
+
+/// Warns about an operator whose process is an API server proxy: kubectl of the tailnet's users ends with it, unless the reconciler takes its
+/// device over.
+fn api_server_proxy(deployment: &Value, takes_over: bool) -> Option<Check> {
+    let mode = mode(deployment)?;
+    if !is_operator(deployment) || takes_over {
         return None;
     }
     let operator = named(deployment);
@@ -52,7 +74,8 @@ fn api_server_proxy(deployment: &Value) -> Option<Check> {
     } else {
         format!("the stopped Tailscale operator {operator} was an API server proxy ({API_SERVER_PROXY}={mode}): kubectl through it fails")
     };
-    Some(Check::warn(NAME, what, format!("use a kubeconfig that does not go through it ({})", page("migrate.md"))))
+    let fix = format!("set apiServerProxyConfig.mode={mode} of Tailyard's chart, which takes its device over ({})", page("migrate.md"));
+    Some(Check::warn(NAME, what, fix))
 }
 
 /// Reports that both operators run. That is harmless only if no object is of both: the Tailscale operator serves groups of all types,
@@ -68,6 +91,10 @@ fn both_run(facts: &ClusterFacts, ours: &Value, theirs: &Value) -> Check {
             shared.extend(groups.map(|group| format!("ProxyGroup {group}")));
         }
         Err(gap) => unread = Some(("proxygroups.tailscale.com", gap)),
+    }
+    for kind in [CONNECTOR, GROUP_POLICY, DNS_CONFIG].into_iter().filter(|kind| serves(ours, kind)) {
+        let Some(Ok(objects)) = facts.unreconciled.get(kind) else { continue };
+        shared.extend(objects.iter().filter_map(|object| Some(format!("{kind} {}", object["metadata"]["name"].as_str()?))));
     }
     match standalone(facts, ours, theirs) {
         Ok(objects) => shared.extend(objects),
@@ -113,8 +140,9 @@ fn standalone<'a>(facts: &'a ClusterFacts, ours: &Value, theirs: &Value) -> Resu
 }
 
 /// Kinds with objects that only the Tailscale operator reconciles, each with the objects' names.
-fn unreconciled(facts: &ClusterFacts) -> Vec<String> {
-    let there = facts.unreconciled.iter().filter_map(|(kind, objects)| Some((kind, objects.as_ref().ok()?)));
+fn unreconciled(facts: &ClusterFacts, ours: &Value) -> Vec<String> {
+    let unserved = facts.unreconciled.iter().filter(|(kind, _)| !serves(ours, kind));
+    let there = unserved.filter_map(|(kind, objects)| Some((kind, objects.as_ref().ok()?)));
     let named = there.filter(|(_, objects)| !objects.is_empty()).map(|(kind, objects)| {
         let names = objects.iter().filter_map(|object| object["metadata"]["name"].as_str());
         format!("{kind} {}", names.collect::<Vec<_>>().join(" "))

@@ -6,8 +6,10 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{is_api_server, variable};
+use super::{is_api_server, settings};
 use crate::api::names;
+use crate::api::proxygroup::Impersonation;
+use crate::model::api_server::impersonation::{EVERY_NAME, PermittedImpersonation};
 use crate::model::controller::workload::objects::APPLIED;
 use crate::model::controller::workload::role::RoleConfig;
 
@@ -145,22 +147,22 @@ pub fn impersonating_proxies(namespace: &str, sets: &[Value], groups: &[Value], 
     first.into_iter().chain(proxies).collect()
 }
 
-/// Permissions to impersonate the users and groups of a list, else of the reconciler.
+/// Permissions to impersonate the users and groups of a list that the reconciler permits, else all of these.
 fn impersonation_of(list: &Value, reconciler: Option<&Value>) -> Vec<Right> {
+    let requested = Option::<Impersonation>::deserialize(list).unwrap_or_default();
+    let permitted = reconciler.map(|deployment| settings(Some(deployment)).workloads.impersonation);
+    let names = match (requested, permitted) {
+        (Some(requested), None) => requested,
+        (requested, permitted) => PermittedImpersonation::new(requested.as_ref(), &permitted.unwrap_or_default()).names,
+    };
     let mut rights = Vec::new();
-    for (resource, name) in [("users", "TAILYARD_IMPERSONATE_USERS"), ("groups", "TAILYARD_IMPERSONATE_GROUPS")] {
-        let configured = || reconciler.and_then(|deployment| variable(deployment, name)).unwrap_or_default().split(',');
-        let names: Vec<&str> = if list.is_null() {
-            configured().map(str::trim).filter(|name| !name.is_empty()).collect()
-        } else {
-            list[resource].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
-        };
+    for (resource, names) in [("users", names.users), ("groups", names.groups)] {
         let right =
             |name: &str| Right { resource: resource.to_owned(), verb: "impersonate".to_owned(), name: name.to_owned(), ..Right::default() };
-        if names.contains(&"*") {
+        if names.iter().any(|name| name == EVERY_NAME) {
             rights.push(right(""));
         } else {
-            rights.extend(names.into_iter().take(MAX_SUBJECTS).map(right));
+            rights.extend(names.iter().take(MAX_SUBJECTS).map(|name| right(name)));
         }
     }
     rights
@@ -209,8 +211,8 @@ mod tests {
     fn rights_on_services_are_asked_for_where_services_are_watched() {
         let (everywhere, watched) = (reconciler("ts", &[]), reconciler("ts", &["shop".into(), "web".into()]));
         let counts = |rights: &[Right]| ["", "shop", "web", "ts"].map(|namespace| count(rights, "services", namespace));
-        assert_eq!(counts(&everywhere), [5, 0, 0, 6]);
-        assert_eq!(counts(&watched), [0, 5, 5, 6]);
+        assert_eq!(counts(&everywhere), [5, 0, 0, 7]);
+        assert_eq!(counts(&watched), [0, 5, 5, 7]);
         assert_eq!((count(&everywhere, "nodes", ""), count(&watched, "nodes", "")), (2, 0));
         assert_eq!(count(&watched, "proxygroups", ""), 6);
         let own = everywhere.iter().filter(|right| right.name == "tailyard-reconciler");
@@ -273,7 +275,7 @@ mod tests {
         let variable = |name: &str, value: &str| json!({"name": name, "value": value});
         let env = [variable("TAILYARD_IMPERSONATE_USERS", "*"), variable("TAILYARD_IMPERSONATE_GROUPS", "a, system:masters")];
         let reconciler = json!({"spec": {"template": {"spec": {"containers": [{"env": env}]}}}});
-        let listed = json!({"users": ["me@example.com"]});
+        let listed = json!({"users": ["me@example.com"], "groups": ["system:nodes"]});
         let groups = [
             group("z-all", &Value::Null, &Value::Null),
             group("z-listed", &json!("auth"), &listed),
@@ -290,7 +292,8 @@ mod tests {
         let others = [row("a", ""), row("z-noauth", "")];
         let listed = row("z-listed", "impersonate users me@example.com");
         assert_eq!(required(Some(&reconciler)), [&[row("z-all", all), listed.clone()], &others[..]].concat());
-        assert_eq!(required(None), [&[row("z-all", ""), listed], &others[..]].concat(), "the condition of the ProxyGroup reports it");
+        let unlimited = row("z-listed", "impersonate groups system:nodes, impersonate users me@example.com");
+        assert_eq!(required(None), [&[row("z-all", ""), unlimited], &others[..]].concat(), "the condition of the ProxyGroup reports it");
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::node::KUBERNETES;
 use super::objects::{assignment, ingress_reports, warnings};
 use super::{Check, advertises, is_api_server, listed, named, page};
+use crate::model::api_server::grants::CAPABILITY;
 use crate::model::controller::policy::annotations::is_tag;
 use crate::model::controller::workload::tailnet_setting::{AUTO_APPROVERS, TailnetSetting};
 
@@ -56,7 +56,7 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
         let list = |tags: &BTreeSet<String>| listed(tags.iter().cloned().collect(), ", ");
         let owners = (!all.is_empty()).then(|| format!("; groups need tagOwners for {}", list(&all)));
         let approvers = (!publishing.is_empty()).then(|| format!(" and {AUTO_APPROVERS}.services for {}", list(&publishing)));
-        let grants = (!api_servers.is_empty()).then(|| format!(", and a grant of {KUBERNETES} to {}", list(&api_servers)));
+        let grants = (!api_servers.is_empty()).then(|| format!(", and a grant of {CAPABILITY} to {}", list(&api_servers)));
         let needed = owners.into_iter().chain(approvers).chain(grants).collect::<String>();
         return vec![Check::ok(NAME, format!("no fault names a setting that it lacks{needed}"))];
     }

@@ -243,12 +243,12 @@ fn golden(name: &str, text: &str) {
 fn doctor_output_matches_golden_files() {
     for (name, facts, code) in [("well", well(), 0), ("ill", ill(), 1), ("closed", closed(), 2)] {
         let checks = cluster::checks(&facts);
-        golden(&format!("{name}.txt"), &text(&checks));
+        golden(&format!("{name}.txt"), &text(&checks, PAGE));
         assert_eq!(exit_code(&checks), code, "{name}");
     }
     for (name, facts, code) in [("machine", machine(), 0), ("broken", broken(), 1)] {
         let checks = node::checks(&facts);
-        golden(&format!("{name}.txt"), &text(&checks));
+        golden(&format!("{name}.txt"), &text(&checks, PAGE));
         assert_eq!(exit_code(&checks), code, "{name}");
     }
     golden("ill.json", &(serde_json::to_string_pretty(&cluster::checks(&ill())).expect("JSON") + "\n"));
@@ -312,6 +312,19 @@ fn reconciler_check_depends_on_lease_renewal() {
 fn set_variables(deployment: &mut Value, variables: &[(&str, &str)]) {
     let env: Vec<_> = variables.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
     deployment["spec"]["template"]["spec"]["containers"][0]["env"] = json!(env);
+}
+
+#[test]
+fn credentials_that_are_no_secret_are_not_missing() {
+    let with = |variables: &[(&str, &str)]| {
+        let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
+        set_variables(&mut reconciler, variables);
+        ClusterFacts { deployments: Ok(vec![reconciler]), credentials: Ok(vec![]), ..well() }
+    };
+    for variable in ["CLIENT_ID", "CLIENT_ID_FILE"] {
+        finds(&with(&[(variable, "x")]), "credentials", Finding::Ok, "no Secret; only the reconciler itself can try them");
+    }
+    finds(&with(&[]), "credentials", Finding::Warn, "no Secret with credentials is named");
 }
 
 #[test]

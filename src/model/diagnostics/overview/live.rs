@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Overview;
-use super::text::{Width, group_row, ingress_row, published_row, replica_row, service_row, standalone_row};
+use super::text::{Width, connector_row, group_row, ingress_row, published_row, replica_row, service_row, standalone_row};
 
 /// Lines that are new or changed, and removed rows; all lines if `before` is empty. Changed flow counts and times of Events alone are ignored:
 /// they change all the time.
@@ -33,9 +33,10 @@ fn lines(overview: &Overview, width: Width) -> BTreeMap<(&'static str, String), 
     let services = overview.services.iter().map(|service| ("service", service_row(service)));
     let published = overview.published.iter().map(|object| ("advertised", published_row(object)));
     let standalone = overview.standalone.iter().map(|proxy| ("standalone", standalone_row(proxy)));
+    let connectors = overview.connectors.iter().map(|connector| ("connector", connector_row(connector)));
     let ingresses = overview.ingress_faults.iter().map(|fault| ("ingress", ingress_row(fault)));
     let gaps = overview.gaps.iter().map(|gap| ("unread", vec![gap.message.clone()]));
-    let rows = groups.chain(replicas).chain(services).chain(published).chain(standalone).chain(ingresses).chain(gaps);
+    let rows = groups.chain(replicas).chain(services).chain(published).chain(standalone).chain(connectors).chain(ingresses).chain(gaps);
     rows.map(|(kind, row)| ((kind, row.first().cloned().unwrap_or_default()), line(kind, row))).collect()
 }
 

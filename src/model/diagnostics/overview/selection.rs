@@ -1,4 +1,4 @@
-//! Selection of an overview's rows: all, one group, or one Service or Ingress with the group that serves it.
+//! Selection of an overview's rows: all, one group or Connector, or one Service or Ingress with the group that serves it.
 
 use super::Overview;
 use super::snapshot::ClusterView;
@@ -9,6 +9,7 @@ use crate::api::names;
 pub enum RowSelection {
     #[default]
     All,
+    /// A group, or a Connector.
     Group(String),
     /// Namespace and name of a Service or Ingress.
     Object(String, String),
@@ -44,7 +45,16 @@ impl Overview {
         self.published.retain(|row| selection.has(&row.namespace, &row.name, row.group.as_deref()));
         self.standalone.retain(|row| selection.has(&row.namespace, &row.name, None));
         self.ingress_faults.retain(|row| selection.has(&row.namespace, &row.name, annotated(&row.namespace, &row.name)));
-        self.is_of_object = matches!(selection, RowSelection::Object(..));
+        self.connectors.retain(|row| match selection {
+            RowSelection::All => true,
+            RowSelection::Group(selected) => row.name == *selected,
+            RowSelection::Object(..) => false,
+        });
+        self.is_of_object = match selection {
+            RowSelection::All => false,
+            RowSelection::Group(_) => !self.connectors.is_empty(),
+            RowSelection::Object(..) => true,
+        };
     }
 
     /// Whether a group is selected, or serves a selected object.

@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
+use crate::api::connector::Connector;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
@@ -45,6 +46,7 @@ pub enum StatusPart {
     Events,
     /// Secrets of the certificates that proxies order, without the keys.
     Certificates,
+    Connectors,
     /// Status reported by the replicas themselves, through the API server's Pod proxy.
     Pages,
 }
@@ -78,6 +80,7 @@ pub struct ClusterView {
     pub configs: BTreeMap<String, Value>,
     /// Services that belong to a group or have a proxy of their own.
     pub services: Vec<Service>,
+    pub connectors: Vec<Connector>,
     /// Ingresses by namespace and name; `None` if unknown.
     pub ingresses: Option<BTreeMap<(String, String), Ingress>>,
     /// Metadata of certificates' Secrets, each with the end of the certificate.
@@ -94,8 +97,22 @@ pub struct ClusterView {
 
 impl StatusPart {
     /// Parts that are API objects.
-    pub const OBJECTS: [Self; 8] =
-        [Self::Groups, Self::Pods, Self::States, Self::Configs, Self::Services, Self::Ingresses, Self::Events, Self::Certificates];
+    pub const OBJECTS: [Self; 9] = [
+        Self::Groups,
+        Self::Pods,
+        Self::States,
+        Self::Configs,
+        Self::Services,
+        Self::Ingresses,
+        Self::Events,
+        Self::Certificates,
+        Self::Connectors,
+    ];
+
+    /// Whether a cluster may lack the kind.
+    pub fn is_optional(self) -> bool {
+        self == Self::Connectors
+    }
 
     /// Name of the part in messages, and the consequence if it cannot be read.
     fn texts(self) -> (&'static str, &'static str) {
@@ -108,6 +125,7 @@ impl StatusPart {
             Self::Ingresses => ("the Ingresses of users", "they are not known, and faults of deleted ones may be shown"),
             Self::Events => ("the Events of Ingresses", "their faults are not known"),
             Self::Certificates => ("the Secrets of certificates", "the ends of certificates are not known"),
+            Self::Connectors => ("Connectors", "they are not known"),
             Self::Pages => ("the own pages of some replicas", "ways, flows and failures are not known"),
         }
     }
@@ -116,6 +134,7 @@ impl StatusPart {
     pub fn rule(self, namespace: &str) -> String {
         let (group, resource, verbs, own) = match self {
             Self::Groups => ("tailscale.com", "proxygroups", r#""list", "watch""#, false),
+            Self::Connectors => ("tailscale.com", "connectors", r#""list", "watch""#, false),
             Self::Pods => ("", "pods", r#""list", "watch""#, true),
             Self::States | Self::Certificates => ("", "secrets", r#""list", "watch""#, true),
             Self::Configs => ("", "configmaps", r#""list", "watch""#, true),
@@ -182,6 +201,7 @@ impl ClusterView {
                     self.certificates.push((metadata, expiry(&pair(object).chain)));
                 }
                 StatusPart::Events => self.events.extend(Event::deserialize(object)),
+                StatusPart::Connectors => self.connectors.extend(Connector::deserialize(object)),
                 StatusPart::Pages => {}
             }
         }

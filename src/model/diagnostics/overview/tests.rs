@@ -144,6 +144,15 @@ fn troubled() -> ClusterView {
     let last_error = Some("tailscaled: Exited, started again 3 times".to_owned());
     let live = ReplicaStatus { version, flows: Some(7), peers, last_error, ..ReplicaStatus::default() };
     view.live.insert("eg-0".into(), Ok(live));
+    let approval = condition("TailyardRoutesApproved", "False", "RoutesNotApproved", "not approved: lab-connector (10.40.0.0/14)");
+    let ready = condition("ConnectorReady", "True", "ConnectorCreated", "1 of 1 devices are in the tailnet and advertise 3 routes");
+    let connectors = [
+        json!({"metadata": {"name": "lab"}, "spec": {"subnetRouter": {"advertiseRoutes": ["10.40.0.0/14"]}, "exitNode": true},
+            "status": {"subnetRoutes": "10.40.0.0/14", "isExitNode": true, "devices": [{"hostname": "lab-connector.tail1234.ts.net"}],
+                "conditions": [ready, approval]}}),
+        json!({"metadata": {"name": "apps"}, "spec": {"appConnector": {}, "replicas": 2}}),
+    ];
+    view.take(StatusPart::Connectors, connectors.iter());
     view.now = since_epoch();
     view.take(StatusPart::Events, [event("site", "InvalidIngress", "The Ingress is not valid: spec.tls names no host.", 12)].iter());
     view
@@ -179,6 +188,18 @@ fn status_of_one_group_hides_the_others() {
     let overview = Overview::of(&troubled(), &RowSelection::parse("new"));
     assert_eq!((overview.groups.len(), overview.replicas.len(), overview.services.len(), overview.standalone.len()), (1, 0, 0, 0));
     assert_eq!(overview.groups[0].conditions[0].reason, "NoReconciler");
+}
+
+#[test]
+fn status_of_one_connector_shows_its_row_alone() {
+    let shown = text(&Overview::of(&troubled(), &RowSelection::parse("lab")), Width::Narrow);
+    let lines: Vec<_> = shown.lines().collect();
+    assert_eq!(lines.len(), 2, "{shown}");
+    for cell in
+        ["lab", "1/1", "10.40.0.0/14, exit node", "lab-connector.tail1234.ts.net", "TailyardRoutesApproved False RoutesNotApproved: "]
+    {
+        assert!(lines[1].contains(cell), "{cell}: {shown}");
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Text form of an overview: its tables, followed by the parts that could not be read.
 
 use super::{
-    Group, Holding, IngressFault, Overview, ProgramVersion, PublishedOverview, ReplicaOverview, ServiceOverview, StandaloneOverview,
-    StatusPart, UnhealthyCondition,
+    ConnectorOverview, Group, Holding, IngressFault, Overview, ProgramVersion, PublishedOverview, ReplicaOverview, ServiceOverview,
+    StandaloneOverview, StatusPart, UnhealthyCondition,
 };
 use crate::model::base::text_table::table;
+use crate::model::controller::ingress::summary::list;
 
 /// Level of detail.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,6 +26,7 @@ const REPLICAS_WIDE: [&str; 11] =
 const SERVICES: [&str; 5] = ["SERVICE", "GROUP", "TARGET", "READY", "LAST ERROR"];
 const PUBLISHED: [&str; 6] = ["ADVERTISED", "GROUP", "TAILNET NAME", "READY", "CERTIFICATE UNTIL", "LAST ERROR"];
 const STANDALONE: [&str; 7] = ["STANDALONE PROXY OF", "POD", "STATE", "NODE", "TAILNET NAME", "CERTIFICATE UNTIL", "LAST ERROR"];
+const CONNECTORS: [&str; 5] = ["CONNECTOR", "DEVICES", "ROUTES", "TAILNET NAMES", "NOT WELL"];
 const INGRESSES: [&str; 4] = ["INGRESS WITH A FAULT", "REASON", "LAST REPORTED", "MESSAGE"];
 
 /// Formats the whole overview.
@@ -52,6 +54,9 @@ pub fn text(overview: &Overview, width: Width) -> String {
     if !overview.standalone.is_empty() {
         parts.push(table(&STANDALONE, &overview.standalone.iter().map(standalone_row).collect::<Vec<_>>()));
     }
+    if !overview.connectors.is_empty() {
+        parts.push(table(&CONNECTORS, &overview.connectors.iter().map(connector_row).collect::<Vec<_>>()));
+    }
     if !overview.ingress_faults.is_empty() {
         parts.push(table(&INGRESSES, &overview.ingress_faults.iter().map(ingress_row).collect::<Vec<_>>()));
     }
@@ -64,9 +69,17 @@ pub fn text(overview: &Overview, width: Width) -> String {
 
 pub(super) fn group_row(group: &Group) -> Vec<String> {
     let ready = group.ready.map_or(UNKNOWN.to_owned(), |ready| ready.to_string());
+    vec![group.name.clone(), group.type_.clone(), format!("{ready}/{}", group.desired), not_well(&group.conditions)]
+}
+
+fn not_well(conditions: &[UnhealthyCondition]) -> String {
     let line = |unwell: &UnhealthyCondition| format!("{} {} {}: {}", unwell.type_, unwell.status, unwell.reason, unwell.message);
-    let conditions: Vec<_> = group.conditions.iter().map(line).collect();
-    vec![group.name.clone(), group.type_.clone(), format!("{ready}/{}", group.desired), conditions.join("; ")]
+    conditions.iter().map(line).collect::<Vec<_>>().join("; ")
+}
+
+pub(super) fn connector_row(connector: &ConnectorOverview) -> Vec<String> {
+    let devices = format!("{}/{}", connector.devices.len(), connector.desired);
+    vec![connector.name.clone(), devices, list(&connector.routes), list(&connector.devices), not_well(&connector.conditions)]
 }
 
 pub(super) fn replica_row(replica: &ReplicaOverview, width: Width) -> Vec<String> {

@@ -1,5 +1,6 @@
 //! Our iptables chains for a ruleset, and the rules of each.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -72,6 +73,8 @@ pub enum Chain {
     /// nat: match ports.
     Ports(Branch),
     Postrouting,
+    /// mangle: replies of listeners leave by the tunnel alone.
+    Replies,
 }
 
 impl Branch {
@@ -123,6 +126,7 @@ impl fmt::Display for Chain {
             Self::Cluster => f.write_str("CLUSTER"),
             Self::Tailnet => f.write_str("TAILNET"),
             Self::Postrouting => f.write_str("POSTROUTING"),
+            Self::Replies => f.write_str("REPLIES"),
             Self::Count(branch) | Self::Ports(branch) => branch.fmt(f),
         }
     }
@@ -138,7 +142,7 @@ pub(super) fn all(ruleset: &Ruleset) -> Vec<Chain> {
             level = level.into_iter().filter(|branch| branch.depth < DEPTH).flat_map(|branch| branch.children(ruleset)).collect();
         }
     }
-    let before = [Chain::Output, Chain::Filter, Chain::Refuse, Chain::Stray];
+    let before = [Chain::Output, Chain::Filter, Chain::Refuse, Chain::Stray, Chain::Replies];
     let after = [Chain::Forward, Chain::Tailnet, Chain::Cluster, Chain::Prerouting, Chain::Postrouting];
     before.into_iter().chain(tree.into_iter().rev()).chain(after).collect()
 }
@@ -154,7 +158,7 @@ impl Chain {
         match self {
             Self::Output => Table::Raw,
             Self::Filter => Table::Filter,
-            Self::Forward | Self::Count(_) | Self::Stray => Table::Mangle,
+            Self::Forward | Self::Count(_) | Self::Stray | Self::Replies => Table::Mangle,
             _ => Table::Nat,
         }
     }
@@ -191,7 +195,7 @@ impl Chain {
         let ts = &ruleset.interface;
         match self {
             Self::Output => vec![format!("-m mark --mark {PROBE_MARK:#x} -j CT --notrack")],
-            Self::Filter => refuse(family),
+            Self::Filter => listening(ruleset, family).chain(refuse(family)).collect(),
             Self::Forward => forward(ruleset, family),
             Self::Stray => vec![format!("! -o {ts} -m conntrack --ctdir ORIGINAL -j DROP")],
             Self::Prerouting => {
@@ -199,7 +203,14 @@ impl Chain {
             }
             Self::Refuse => vec![format!("-j MARK --set-xmark {REFUSE_MARK:#x}/0xffff"), "-j ACCEPT".to_owned()],
             Self::Postrouting => postrouting(ruleset, family),
-            Self::Tailnet => ruleset.from_tailnet.iter().flat_map(|(ip, to)| host(*ip, to, family)).collect(),
+            Self::Replies => replies(ruleset, family).collect(),
+            Self::Tailnet => {
+                let listeners = listeners(ruleset, family).map(|(at, to)| {
+                    let length = if at.is_ipv4() { 32 } else { 128 };
+                    format!("-d {}/{length} -p tcp -m tcp --dport {} -j DNAT --to-destination {to}", at.ip(), at.port())
+                });
+                listeners.chain(ruleset.from_tailnet.iter().flat_map(|(ip, to)| host(*ip, to, family))).collect()
+            }
             Self::Cluster => cluster(ruleset, family),
             Self::Count(branch) | Self::Ports(branch) if branch.depth < DEPTH => {
                 let (proto, count) = (branch.proto, matches!(self, Self::Count(_)));
@@ -223,6 +234,29 @@ impl Chain {
 
 fn of_family(targets: &[SocketAddr], family: Family) -> Vec<SocketAddr> {
     targets.iter().copied().filter(|to| Family::of(to.ip()) == family).take(SLOTS).collect()
+}
+
+fn listeners(ruleset: &Ruleset, family: Family) -> impl Iterator<Item = (&SocketAddr, &SocketAddr)> {
+    ruleset.listeners.iter().filter(move |(at, _)| Family::of(at.ip()) == family)
+}
+
+/// Rejects packets to a listener that were not translated to it, and drops those that did not come through the tunnel.
+fn listening(ruleset: &Ruleset, family: Family) -> impl Iterator<Item = String> {
+    let ports: BTreeSet<u16> = listeners(ruleset, family).map(|(_, to)| to.port()).collect();
+    let ts = &ruleset.interface;
+    ports.into_iter().flat_map(move |port| {
+        let to_listener = format!("-p tcp -m tcp --dport {port} -m addrtype --dst-type LOCAL");
+        [
+            format!("{to_listener} -m conntrack ! --ctstate DNAT -j REJECT --reject-with tcp-reset"),
+            format!("! -i {ts} {to_listener} -j DROP"),
+        ]
+    })
+}
+
+fn replies(ruleset: &Ruleset, family: Family) -> impl Iterator<Item = String> {
+    let addresses: BTreeSet<IpAddr> = listeners(ruleset, family).map(|(at, _)| at.ip()).collect();
+    let ts = &ruleset.interface;
+    addresses.into_iter().map(move |ip| format!("! -o {ts} -p tcp -m conntrack --ctstate DNAT --ctdir REPLY --ctorigdst {ip} -j DROP"))
 }
 
 fn refuse(family: Family) -> Vec<String> {

@@ -28,6 +28,10 @@ pub enum Set {
     Fallback(Family),
     /// Addresses of the Pod with a fallback, and of its sibling replicas.
     Replica(Family),
+    /// Address and port of a Tailscale Service → listener of this Pod.
+    Listener(Family),
+    /// Ports of these listeners.
+    Listening,
     /// L3 address → target, of one [`PacketSide`].
     Host(PacketSide, Family),
     /// L3 addresses with several targets.
@@ -53,6 +57,7 @@ pub enum ElementKey {
     Number(Port),
     Port(PortKey),
     PortSlot(PortKey, u32),
+    Socket(SocketAddr),
     Host(IpAddr),
     HostSlot(IpAddr, u32),
 }
@@ -84,7 +89,7 @@ pub struct Edits {
 
 impl Set {
     /// All of them, in order.
-    pub const ALL: [Self; 30] = {
+    pub const ALL: [Self; 33] = {
         use Family::{V4, V6};
         use PacketSide::{Cluster, Tailnet};
         [
@@ -102,6 +107,9 @@ impl Set {
             Self::Fallback(V6),
             Self::Replica(V4),
             Self::Replica(V6),
+            Self::Listener(V4),
+            Self::Listener(V6),
+            Self::Listening,
             Self::Host(Cluster, V4),
             Self::Host(Cluster, V6),
             Self::Host(Tailnet, V4),
@@ -140,6 +148,9 @@ impl Set {
             Self::Fallback(V6) => "fallback6",
             Self::Replica(V4) => "replica4",
             Self::Replica(V6) => "replica6",
+            Self::Listener(V4) => "listener4",
+            Self::Listener(V6) => "listener6",
+            Self::Listening => "listening",
             Self::Host(Cluster, V4) => "pod4",
             Self::Host(Cluster, V6) => "pod6",
             Self::Host(Tailnet, V4) => "vip4",
@@ -170,7 +181,9 @@ impl Set {
             Self::PortMany | Self::Reserved => "typeof meta l4proto . th dport",
             Self::PortSlot(V4) => "typeof meta l4proto . th dport . ct mark : ip daddr . th dport",
             Self::PortSlot(V6) => "typeof meta l4proto . th dport . ct mark : ip6 daddr . th dport",
-            Self::Traffic(_) => "type inet_service",
+            Self::Traffic(_) | Self::Listening => "type inet_service",
+            Self::Listener(V4) => "typeof ip daddr . tcp dport : ip daddr . tcp dport",
+            Self::Listener(V6) => "typeof ip6 daddr . tcp dport : ip6 daddr . tcp dport",
             Self::Host(_, V4) | Self::Fallback(V4) => "typeof ip daddr : ip daddr",
             Self::Host(_, V6) | Self::Fallback(V6) => "typeof ip6 daddr : ip6 daddr",
             Self::HostSlot(_, V4) => "typeof ip daddr . ct mark : ip daddr",
@@ -182,7 +195,16 @@ impl Set {
 
     /// Whether its elements have values.
     pub fn is_map(self) -> bool {
-        matches!(self, Self::Source(_) | Self::Port(_) | Self::PortSlot(_) | Self::Fallback(_) | Self::Host(..) | Self::HostSlot(..))
+        matches!(
+            self,
+            Self::Source(_)
+                | Self::Port(_)
+                | Self::PortSlot(_)
+                | Self::Fallback(_)
+                | Self::Listener(_)
+                | Self::Host(..)
+                | Self::HostSlot(..)
+        )
     }
 
     pub fn counts(self) -> bool {
@@ -202,6 +224,9 @@ pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
         for (ip, targets) in map {
             host(&mut list, side, *ip, targets);
         }
+    }
+    for (at, to) in &ruleset.listeners {
+        list.extend(listener(*at, *to));
     }
     for (family, siblings) in &ruleset.siblings {
         fallback(&mut list, *family, siblings);
@@ -233,6 +258,11 @@ pub fn edits(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Edits {
                 }
             }
         }
+    }
+    if !delta.listeners.is_empty() {
+        // Listeners of several addresses share a port.
+        old.extend(before.listeners.iter().flat_map(|(at, to)| listener(*at, *to)));
+        new.extend(after.listeners.iter().flat_map(|(at, to)| listener(*at, *to)));
     }
     for (family, Edit { before, after }) in &delta.siblings {
         for (list, siblings) in [(&mut old, before), (&mut new, after)] {
@@ -284,6 +314,12 @@ fn host(list: &mut Vec<Element>, side: PacketSide, ip: IpAddr, targets: &[IpAddr
             }));
         }
     }
+}
+
+fn listener(at: SocketAddr, to: SocketAddr) -> impl Iterator<Item = Element> {
+    let map = Element { set: Set::Listener(Family::of(at.ip())), key: ElementKey::Socket(at), value: Some(Value::Socket(to)) };
+    let port = Port::new(to.port()).map(|port| Element { set: Set::Listening, key: ElementKey::Number(port), value: None });
+    [map].into_iter().chain(port)
 }
 
 fn fallback(list: &mut Vec<Element>, family: Family, siblings: &SiblingAddresses) {

@@ -36,6 +36,7 @@ fn expression(element: &Element, values: bool) -> Expression<'static> {
         ElementKey::Number(port) => number(port.get()),
         ElementKey::Port(key) => concat(vec![text(&key.proto), number(key.port.get())]),
         ElementKey::PortSlot(key, slot) => concat(vec![text(&key.proto), number(key.port.get()), Expression::Number(*slot)]),
+        ElementKey::Socket(at) => concat(vec![text(&at.ip()), number(at.port())]),
         ElementKey::Host(ip) => text(ip),
         ElementKey::HostSlot(ip, slot) => concat(vec![text(ip), Expression::Number(*slot)]),
     };

@@ -4,7 +4,7 @@
 //! in host order, `nf_tables` numbers in network order); decoding is total: bytes that are cut short or make no sense are left out,
 //! never a panic. No sockets here.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::TABLE;
 use super::element::{Edits, Element, ElementKey, Set, Value};
@@ -216,6 +216,7 @@ pub fn key(element: &Element) -> Vec<u8> {
         ElementKey::Number(port) => port.get().to_be_bytes().to_vec(),
         ElementKey::Port(key) => port(key),
         ElementKey::PortSlot(key, mark) => slot(port(key), *mark),
+        ElementKey::Socket(at) => socket(*at),
         ElementKey::Host(ip) => octets(*ip),
         ElementKey::HostSlot(ip, mark) => slot(octets(*ip), *mark),
     }
@@ -226,12 +227,7 @@ pub fn value(element: &Element) -> Vec<u8> {
     match element.value {
         None => Vec::new(),
         Some(Value::Address(ip)) => octets(ip),
-        Some(Value::Socket(to)) => {
-            let mut bytes = octets(to.ip());
-            bytes.extend_from_slice(&to.port().to_be_bytes());
-            bytes.extend_from_slice(&[0, 0]);
-            bytes
-        }
+        Some(Value::Socket(to)) => socket(to),
     }
 }
 
@@ -254,6 +250,11 @@ fn element(out: &mut Vec<u8>, element: &Element, values: bool) {
             nest(out, ELEMENT_DATA, |out| put(out, DATA_VALUE, &value(element)));
         }
     });
+}
+
+fn socket(at: SocketAddr) -> Vec<u8> {
+    let [high, low] = at.port().to_be_bytes();
+    [octets(at.ip()), vec![high, low, 0, 0]].concat()
 }
 
 fn octets(ip: IpAddr) -> Vec<u8> {

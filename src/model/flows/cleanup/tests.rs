@@ -151,6 +151,32 @@ fn tailnet_flow_depends_on_its_address_and_not_on_match_ports() {
 }
 
 #[test]
+fn connection_to_a_listener_of_the_pod_never_ends() {
+    let (vip, tcp) = (ip("100.99.0.1"), key(Proto::Tcp, 443));
+    let mut before = ruleset(&[]);
+    before.from_tailnet.insert(vip, SortedSet::default());
+    before.listeners.insert(address("100.99.0.1:443"), address("100.64.0.1:40443"));
+    let connection = flow_to(vip, tcp, "100.64.0.1:40443");
+    let nothing = ruleset(&[]);
+    for (before, after) in [(&before, &nothing), (&nothing, &before), (&before, &before)] {
+        for reachable in [true, false] {
+            assert_eq!(verdict(before, after, &connection, reachable), FlowAction::Keep);
+            assert_eq!(FlowChanges::audit(after, &|_| reachable).verdict(&connection), FlowAction::Keep);
+        }
+    }
+    // A connection to the former backend of an L3 service ends.
+    let mut former = ruleset(&[]);
+    former.from_tailnet.insert(vip, [ip("10.96.0.1")].into());
+    assert_eq!(verdict(&former, &before, &flow_to(vip, tcp, "10.96.0.1:443"), false), FlowAction::Reset);
+}
+
+fn flow_to(vip: IpAddr, key: PortKey, target: &str) -> Flow {
+    let mut flow = flow(key, target);
+    flow.original.destination.set_ip(vip);
+    flow
+}
+
+#[test]
 fn whole_address_mapping_applies_after_match_ports() {
     let (pod, tcp, other) = (ip("10.0.0.1"), key(Proto::Tcp, 1), key(Proto::Tcp, 2));
     let mut before = ruleset(&[(tcp, &[A])]);
@@ -190,7 +216,7 @@ fn any_ruleset() -> impl Strategy<Value = Ruleset> {
     let target = (2_u8..5).prop_map(|host| SocketAddr::from(([100, 64, 0, host], 80)));
     let ports = prop::collection::btree_map((1_u16..5, any::<bool>()), prop::collection::btree_set(target, 0..3), 0..5);
     let hosts = prop::collection::btree_map(1_u8..3, prop::collection::btree_set(2_u8..5, 0..3), 0..3);
-    (ports, hosts, 1_u8..3).prop_map(|(ports, hosts, own)| {
+    (ports, hosts, prop_oneof![Just(1_u8), Just(9)]).prop_map(|(ports, hosts, own)| {
         let mut ruleset = ruleset(&[]);
         ruleset.source.insert(Family::V4, IpAddr::from([100, 64, 0, own]));
         let proto = |tcp| if tcp { Proto::Tcp } else { Proto::Udp };

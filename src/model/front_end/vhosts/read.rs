@@ -57,8 +57,8 @@ fn of_routes(texts: BTreeMap<String, Value>) -> ReadVhosts {
                 faults.push(format!("the mode {mode:?} of the API server proxy is unknown; use a newer image"));
             }
             Ok(reported) => {
-                let mut site = Vhost { listeners: reported.listeners, funnel: reported.funnel, ..Vhost::default() };
-                site.api_server = reported.api_server.map(Arc::new);
+                let routes::Site { listeners, funnel, addresses, api_server, .. } = reported;
+                let mut site = Vhost { listeners, funnel, addresses, api_server: api_server.map(Arc::new), ..Vhost::default() };
                 site.hosts = reported.hosts.into_iter().map(|(host, how)| (bare(&host), how)).collect();
                 site.routes = reported.routes.into_iter().map(|route| of_route(route, &mut faults)).collect();
                 read.enter(name.clone(), site);

@@ -22,6 +22,8 @@ pub struct Shares {
     pub source: usize,
     /// Requests in progress.
     pub requests: usize,
+    /// Requests in progress per client.
+    pub source_requests: usize,
     /// Connections to backends.
     pub upstream: usize,
 }
@@ -31,11 +33,13 @@ impl Shares {
     pub fn of(descriptors: usize, memory: usize, most: usize) -> Self {
         let free = descriptors - RESERVE.min(descriptors / 4);
         let connections = most.min(free / 2).min(memory / 2 / CONNECTION).max(1);
+        let requests = connections.saturating_mul(2);
         Self {
             connections,
             site: connections - connections / 4,
             source: (connections / 4).max(1),
-            requests: connections.saturating_mul(2),
+            requests,
+            source_requests: (requests / 4).max(1),
             upstream: (free - connections).min(connections.saturating_mul(2)),
         }
     }
@@ -87,6 +91,7 @@ mod tests {
             let shares = Shares::of(descriptors, memory, most);
             prop_assert!(shares.connections + shares.upstream <= descriptors - RESERVE.min(descriptors / 4));
             prop_assert!(shares.site <= shares.connections && shares.source <= shares.site.max(1));
+            prop_assert!(shares.source <= shares.source_requests && shares.source_requests <= shares.requests.div_ceil(2));
         }
     }
 }

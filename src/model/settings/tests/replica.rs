@@ -56,6 +56,19 @@ fn userspace_group_member_serves_only_sites() {
 }
 
 #[test]
+fn kernel_terminates_connections_only_with_a_tunnel_and_rules() {
+    let group = [
+        ("TS_INGRESS_PROXIES_CONFIG_PATH", "/etc/proxies/ingress-config.json"),
+        ("TAILYARD_STATE_FILE", "/state.json"),
+        ("TAILYARD_KERNEL_TCP", "true"),
+    ];
+    let with = |pairs: &[(&str, &str)]| read(&[&group[..], pairs].concat()).kernel_tcp();
+    assert!(with(&[]));
+    assert!(!with(&[("TAILYARD_KERNEL_TCP", "false")]) && !read(&group[..2]).kernel_tcp());
+    assert!(!read(&[("TAILYARD_KERNEL_TCP", "true"), ("TS_USERSPACE", "true")]).kernel_tcp());
+}
+
+#[test]
 fn standby_pod_has_two_names() {
     let names = |pairs: &[(&str, &str)]| (read(pairs).pod.name, read(pairs).pod.object);
     let (first, own) = ("ts-web-1a2b3-0".to_owned(), "ts-web-4c5d6-0".to_owned());

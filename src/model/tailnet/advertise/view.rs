@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use crate::api::routes::Listener;
 use crate::api::serve::ServeConfig;
-use crate::model::base::netmap::NetMap;
+use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::config::IngressConfig;
 use crate::model::config::source::ServeContent;
 use crate::model::front_end::vhosts::{Vhost, shared_host};
 use crate::model::plan::Planned;
+use crate::model::plan::world::{ServiceListeners, VhostListeners, World};
 use crate::model::tailnet::serve_config::{self, FunnelError, SitePorts};
 
 use super::{AdvertiseInputs, Placement, WithdrawalProgress};
@@ -57,6 +58,8 @@ pub type PlacedSites = Arc<BTreeMap<String, SiteStatus>>;
 pub struct SiteStatus {
     /// Listener addresses by port: tailscaled's upstreams.
     pub ports: BTreeMap<u16, SocketAddr>,
+    /// Ports of listeners for connections that end in the kernel, by port. Empty if these are not enabled.
+    pub kernel: BTreeMap<u16, u16>,
     /// Names without their certificate: TLS handshakes for them are rejected.
     pub missing: BTreeSet<String>,
     /// At least one name has its certificate, or none needs one: TLS ports may be advertised.
@@ -120,11 +123,17 @@ impl AdvertiseView {
             wanted.kernel.clear();
             wanted.node = self.ports(&shared_host::merged(&served.sites).0, shared_host::NAME).unwrap_or_default();
         } else {
-            let listened = |(name, site): (&String, &Arc<Vhost>)| Some((name.clone(), self.ports(site, name).ok()?));
-            wanted.sites = served.sites.iter().filter_map(listened).collect();
+            for (name, site) in served.sites.iter() {
+                let Ok(ports) = self.ports(site, name) else { continue };
+                if self.ends_in_kernel(name, site) {
+                    wanted.kernel.insert(name.clone(), serve_config::Forwarded::new());
+                } else {
+                    wanted.sites.insert(name.clone(), ports);
+                }
+            }
         }
         for (name, site) in served.sites.iter().filter(|(_, site)| site.funnel) {
-            let ports = if self.mode.on_node { wanted.node.clone() } else { wanted.sites.get(name).cloned().unwrap_or_default() };
+            let ports = if self.mode.on_node { wanted.node.clone() } else { self.ports(site, name).unwrap_or_default() };
             serve_config::to_internet(&mut wanted, site, &ports);
         }
         let mut config = serve_config::config(&wanted);
@@ -137,6 +146,31 @@ impl AdvertiseView {
             }
         }
         Some(config)
+    }
+
+    /// Whether connections to a virtual host end in the kernel. tailscaled's TCP stack gets all packets to a port with a handler, those of
+    /// established connections included: a change would reset them, so a service keeps its handlers while it is advertised.
+    fn ends_in_kernel(&self, name: &str, site: &Vhost) -> bool {
+        let is_listened = self.sites.get(name).is_some_and(|place| !place.kernel.is_empty());
+        let handlers = self.serving.as_ref().and_then(|config| config.services.get(name));
+        // Before its approval it has no connections.
+        let has_connections = || self.daemon.advertised.contains(name) && self.node().is_some_and(|node| node.services.contains_key(name));
+        is_listened && !site.addresses.is_empty() && (handlers.is_none_or(|service| service.tun) || !has_connections())
+    }
+
+    /// Listeners of the virtual hosts whose connections end in the kernel: those of the served ports.
+    pub fn listeners(&self) -> VhostListeners {
+        let listeners = |(name, site): (&String, &Arc<Vhost>)| {
+            let served = self.ports(site, name).ok().filter(|_| self.ends_in_kernel(name, site))?;
+            let ports = self.sites.get(name)?.kernel.iter().filter(|(port, _)| served.contains_key(port));
+            let ports = ports.map(|(port, to)| (*port, *to)).collect();
+            Some((Arc::from(&**name), ServiceListeners { addresses: site.addresses.clone(), ports }))
+        };
+        self.served.iter().flat_map(|served| served.sites.iter()).filter_map(listeners).collect()
+    }
+
+    fn node(&self) -> Option<&SelfNode> {
+        self.netmap.as_ref()?.node.as_ref()
     }
 
     /// Listener addresses of a virtual host's ports, or the reason why it is not served. Without any certificate only its plain ports are
@@ -167,10 +201,14 @@ impl AdvertiseView {
                 .extend(self.served.iter().flat_map(|served| served.config.services.keys().chain(served.sites.keys())).cloned());
         }
         for name in self.served.iter().flat_map(|served| served.config.services.keys()) {
-            facts.placed.insert(name.clone(), self.handled(name));
+            facts.placed.insert(name.clone(), self.handled(name, None));
         }
+        let listeners = self.listeners();
         for (name, site) in self.served.iter().flat_map(|served| served.sites.iter()) {
-            facts.placed.insert(name.clone(), self.ports(site, name).and_then(|_| self.handled(name)));
+            let listeners = listeners.get(&**name);
+            let translated = |_| listeners.map_or(Ok(()), |listeners| self.translated(name, listeners));
+            let handled = |()| self.handled(name, Some(listeners.is_some()));
+            facts.placed.insert(name.clone(), self.ports(site, name).and_then(translated).and_then(handled));
         }
         let kernel = self.ingress.iter().flat_map(|ingress| ingress.services.keys().chain(ingress.malformed.keys()));
         for name in kernel {
@@ -178,38 +216,49 @@ impl AdvertiseView {
             for address in self.addresses(name) {
                 facts.addresses.insert(address, place.is_ok());
             }
-            let place = if self.mode.serves && !self.mode.on_node { place.and_then(|()| self.handled(name)) } else { place };
+            let place = if self.mode.serves && !self.mode.on_node { place.and_then(|()| self.handled(name, None)) } else { place };
             facts.placed.insert(name.to_string(), place);
         }
         facts
     }
 
-    /// Whether tailscaled has a handler for a service.
-    fn handled(&self, name: &str) -> Placement {
-        let has = self.serving.as_ref().is_some_and(|config| config.services.contains_key(name));
+    /// Whether tailscaled serves a service; `tun`: with or without leaving its packets to the kernel.
+    fn handled(&self, name: &str, tun: Option<bool>) -> Placement {
+        let service = self.serving.as_ref().and_then(|config| config.services.get(name));
+        let has = service.is_some_and(|service| tun.is_none_or(|tun| service.tun == tun));
         if has { Ok(()) } else { Err("tailscaled has not accepted its serve config yet".to_owned()) }
     }
 
     /// Whether the kernel forwards a service as configured.
     fn forwarded(&self, name: &str) -> Placement {
         let configured = self.ingress.as_ref().and_then(|ingress| ingress.services.get(name));
+        let planned = self.in_kernel(|world| configured.is_some() && world.ingress.services.get(name) == configured)?;
+        let is_served = planned.plan.ingress.get(name).is_some_and(|hosts| !hosts.is_empty());
+        if is_served { Ok(()) } else { Err(rejection(planned, name, "its mapping has no two addresses of one family")) }
+    }
+
+    /// Whether the kernel translates connections of a service to its listeners. A further port does not interrupt the others.
+    fn translated(&self, name: &str, listeners: &ServiceListeners) -> Placement {
+        let is_current = |in_force: &ServiceListeners| in_force.addresses == listeners.addresses && !in_force.ports.is_empty();
+        let planned = self.in_kernel(|world| world.listeners.get(name).is_some_and(is_current))?;
+        let ports = |address: &IpAddr| SocketAddr::new(*address, 0)..=SocketAddr::new(*address, u16::MAX);
+        let has_rule = |address: &IpAddr| planned.ruleset.listeners.range(ports(address)).next().is_some();
+        let is_served = listeners.addresses.iter().any(has_rule) && !planned.plan.rejected.contains_key(name);
+        if is_served { Ok(()) } else { Err(rejection(planned, name, "this node has no address of the family of its addresses")) }
+    }
+
+    /// The plan in the kernel, if that of a service is current.
+    fn in_kernel(&self, is_current: impl Fn(&World) -> bool) -> Result<&Planned, String> {
         let AppliedRuleset { planned, damaged, fault } = &self.ruleset;
-        let Some(planned) = planned else {
-            return Err("the kernel holds no rules yet".to_owned());
-        };
+        let planned = planned.as_ref().ok_or("the kernel holds no rules yet")?;
         if let Some(fault) = fault.as_ref().filter(|_| *damaged) {
             return Err(format!("another program changed the ruleset and it cannot be repaired: {fault}"));
         }
-        let in_force = planned.world.ingress.services.get(name);
-        if in_force.is_none() || in_force != configured {
+        if !is_current(&planned.world) {
             let why = fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
             return Err(format!("the kernel does not hold its mapping yet{why}"));
         }
-        if planned.plan.ingress.get(name).is_some_and(|hosts| !hosts.is_empty()) {
-            return Ok(());
-        }
-        let reasons = planned.plan.rejected.get(name).into_iter().flatten().map(ToString::to_string).collect::<Vec<_>>();
-        Err(if reasons.is_empty() { "its mapping has no two addresses of one family".to_owned() } else { reasons.join("; ") })
+        Ok(planned)
     }
 
     /// Tailnet addresses of an L3 service.
@@ -230,7 +279,7 @@ impl AdvertiseView {
             // While tailscaled is away, nothing is advertised and nothing can be changed.
             return status;
         }
-        let node = self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref());
+        let node = self.node();
         let mut unapproved = BTreeSet::new();
         for name in facts.configured.iter().filter(|name| !status.waiting.contains_key(*name)).collect::<Vec<_>>() {
             if !self.daemon.advertised.contains(name) {
@@ -260,9 +309,15 @@ impl AdvertiseView {
     /// Funnel errors; `None` before the first netmap.
     fn funnel_errors(&self) -> Option<BTreeMap<String, FunnelError>> {
         let served = self.served.as_ref().filter(|_| self.mode.serves)?;
-        let node = self.netmap.as_ref()?.node.as_ref()?;
+        let node = self.node()?;
         Some(serve_config::funnel_errors(&served.sites, &served.config, node.funnel, self.mode.on_node))
     }
+}
+
+/// Reasons why a plan does not serve a service.
+fn rejection(planned: &Planned, name: &str, otherwise: &str) -> String {
+    let reasons: Vec<_> = planned.plan.rejected.get(name).into_iter().flatten().map(ToString::to_string).collect();
+    if reasons.is_empty() { otherwise.to_owned() } else { reasons.join("; ") }
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ impl WatchedKind for Node {
     }
 
     fn keys(&self, cache: &ClusterCache, _: &Id) -> BTreeSet<WorkKey> {
-        let mut keys = cache.groups_with_nodes();
+        let mut keys = cache.users_of_nodes();
         if cache.is_listed(WatchRole::Node) {
             keys.extend(cache.users_of_networks());
         }

@@ -89,7 +89,7 @@ pub(super) fn prune(kind: Kind, name: &str, mut value: Value) -> CachedObject {
         Kind::EndpointSlice if is_manual(&value) => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])]))),
         Kind::EndpointSlice => ChildSlice::read(&value).map_or(CachedObject::None, |slice| CachedObject::ChildSlice(Arc::new(slice))),
         Kind::Service if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {
-            let spec = ["selector", "ports", "ipFamilies", "publishNotReadyAddresses", "trafficDistribution"];
+            let spec = ["selector", "ports", "ipFamilies", "publishNotReadyAddresses", "trafficDistribution", "clusterIPs"];
             CachedObject::Owned(Arc::new(only(value, &[("metadata", &[]), ("spec", &spec)])))
         }
         _ => CachedObject::Owned(Arc::new(value)),

@@ -1,8 +1,9 @@
-//! Custom resources: groups, and the classes and Tailnets that they name.
+//! Custom resources: groups and Connectors, and the classes and Tailnets that they name.
 
 use std::collections::BTreeSet;
 
 use super::WatchedKind;
+use crate::api::connector::Connector;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
@@ -24,6 +25,24 @@ impl WatchedKind for ProxyGroup {
 
     fn own_key((_, name): &Id) -> Option<WorkKey> {
         Some(WorkKey::Workload(WorkloadKey::of_group(name)))
+    }
+}
+
+impl WatchedKind for Connector {
+    type Object = Self;
+
+    fn prune(connector: Self) -> Option<Self> {
+        Some(connector)
+    }
+
+    fn keys(&self, _cache: &ClusterCache, id: &Id) -> BTreeSet<WorkKey> {
+        let class = self.spec.proxy_class.clone().map(WorkKey::Class);
+        let tailnet = self.spec.tailnet.clone().map(WorkKey::Tailnet);
+        class.into_iter().chain(tailnet).chain(Self::own_key(id)).collect()
+    }
+
+    fn own_key((_, name): &Id) -> Option<WorkKey> {
+        Some(WorkKey::Workload(WorkloadKey::Connector(name.clone())))
     }
 }
 

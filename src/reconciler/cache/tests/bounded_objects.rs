@@ -130,9 +130,15 @@ fn certificates_are_paced_like_states() {
 fn changes_of_every_role_are_paced_unless_their_writers_are_trusted() {
     let pacing = |role: WatchRole, name: &str| match role {
         WatchRole::Service | WatchRole::Ingress | WatchRole::BackendSlice => (true, "tenants"),
+        WatchRole::GroupPolicy => (true, "administrators, who may delegate a namespace"),
         WatchRole::Credentials => (true, "Pods, which may remove the label of a Secret"),
         WatchRole::CreateFailure => (true, "Pods with the Tailscale operator's image"),
-        WatchRole::Group | WatchRole::Class | WatchRole::Tailnet | WatchRole::IngressClass => (false, "administrators"),
+        WatchRole::Group
+        | WatchRole::Class
+        | WatchRole::Connector
+        | WatchRole::DnsConfig
+        | WatchRole::Tailnet
+        | WatchRole::IngressClass => (false, "administrators"),
         WatchRole::Namespace => (false, "administrators: its labels decide who is a tenant"),
         WatchRole::Node | WatchRole::ServiceRange => (false, "the cluster"),
         WatchRole::Pod => (false, "the kubelet and controllers: readiness is urgent"),
@@ -140,8 +146,10 @@ fn changes_of_every_role_are_paced_unless_their_writers_are_trusted() {
             Kind::RoleBinding => (true, "tenants, in their namespaces"),
             Kind::Secret if ["other", "eg-0-config"].contains(&name) => (false, "the reconciler"),
             Kind::Secret => (true, "Pods"),
-            Kind::ServiceAccount | Kind::Role | Kind::ConfigMap | Kind::ServiceMonitor => (false, "the reconciler"),
-            Kind::ClusterRole | Kind::ClusterRoleBinding => (false, "the reconciler, else administrators"),
+            Kind::ServiceAccount | Kind::Role | Kind::ConfigMap | Kind::ServiceMonitor | Kind::Deployment => (false, "the reconciler"),
+            Kind::ClusterRole | Kind::ClusterRoleBinding | Kind::AdmissionPolicy | Kind::AdmissionBinding => {
+                (false, "the reconciler, else administrators")
+            }
             Kind::Service | Kind::PodDisruptionBudget | Kind::StatefulSet => (false, "the reconciler, and of the status the cluster"),
             Kind::EndpointSlice => (false, "the cluster: failover is urgent"),
         },
@@ -199,6 +207,9 @@ fn typed(role: WatchRole) -> Vec<(Value, usize)> {
     match role {
         WatchRole::Group => vec![(json!({"spec": {"type": "ingress"}}), 1)],
         WatchRole::Class => vec![(json!({"spec": {}}), 1)],
+        WatchRole::Connector => vec![(json!({"spec": {"exitNode": true}}), 1)],
+        WatchRole::GroupPolicy => vec![(json!({"spec": {"ingress": vec!["a".repeat(100); 20_000], "egress": vec!["a"; 20_000]}}), 128)],
+        WatchRole::DnsConfig => vec![(json!({"spec": {"nameserver": {}}}), 1)],
         WatchRole::Tailnet => vec![(json!({"spec": {"credentials": {"secretName": "s"}}}), 1)],
         WatchRole::Service => {
             let ports: Vec<_> = (1..30_000).map(|port| json!({"name": name(port), "port": port, "protocol": "TCP"})).collect();

@@ -12,6 +12,7 @@ use crate::api::vip::VipService;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::kinds::plan_with_memo;
 use crate::model::controller::kinds::tests::simulation::{delete_device, record_device};
+use crate::model::controller::policy::operator_device::OperatorDevice;
 use crate::model::controller::policy::tenancy::DefaultTenancy;
 use crate::model::controller::policy::tenancy::parse::parse;
 use crate::model::controller::workload::actions::{ControlAction, Delete, GroupPlan, ObjectUpdate};
@@ -19,7 +20,7 @@ use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::event_schedule::EventSchedule;
 use crate::model::controller::workload::identity::{Device, DeviceId, KeyId};
 use crate::model::controller::workload::objects::Manifest;
-use crate::model::controller::workload::observed::{DeviceRead, Observed, ServiceList, TailnetState};
+use crate::model::controller::workload::observed::{Approved, DeviceRead, Observed, ServiceList, TailnetState};
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::{OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
 use crate::reconciler::informers::{InformerWatch, watches};
@@ -49,6 +50,7 @@ pub(super) struct Cluster {
     pub(super) objects: BTreeMap<ObjectId, Value>,
     pub(super) devices: BTreeMap<DeviceId, Device>,
     device_reads: OrdMap<DeviceId, DeviceRead>,
+    approved: OrdMap<DeviceId, Approved>,
     pub(super) minted: Vec<MintedKey>,
     /// Object and message of each Event.
     pub(super) events: Vec<String>,
@@ -61,6 +63,7 @@ pub(super) struct Cluster {
     /// Objects that the reconciler wrote and deleted, in order.
     pub(super) writes: Vec<String>,
     watches: Vec<InformerWatch>,
+    device: Option<OperatorDevice>,
     settings: Arc<GroupSettings>,
     memos: RefCell<BTreeMap<String, Memory>>,
     schedule: EventSchedule,
@@ -75,14 +78,16 @@ pub(super) struct Cluster {
 /// Owner of an object as its labels name it: for objects that no Pod can write.
 pub(super) fn owner(object: &Value) -> String {
     let label = |key: &str| object["metadata"]["labels"][key].as_str().unwrap_or_default();
-    let (config, from) = (label(names::CONFIG_PARENT), label(names::CONFIG_PARENT_INGRESS));
+    let (config, from, connector) =
+        (label(names::CONFIG_PARENT), label(names::CONFIG_PARENT_INGRESS), label(names::CONFIG_PARENT_CONNECTOR));
     let kind = match label(names::PARENT_TYPE) {
         "" if !config.is_empty() => names::PARENT_SERVICE,
         "" if !from.is_empty() => names::PARENT_INGRESS,
+        "" if !connector.is_empty() => names::PARENT_CONNECTOR,
         kind => kind,
     };
     let namespace = [label(names::PARENT_NAMESPACE), label(names::CONFIG_PARENT_NAMESPACE)].concat();
-    format!("{kind} {namespace}/{}{config}{from} {}", label(names::PARENT), label(names::PROXY_GROUP))
+    format!("{kind} {namespace}/{}{config}{from}{connector} {}", label(names::PARENT), label(names::PROXY_GROUP))
 }
 
 /// Short form of a key.
@@ -90,6 +95,7 @@ pub(super) fn text(key: &WorkloadKey) -> String {
     match key {
         WorkloadKey::ProxyGroup(name) if name.contains('/') => key.to_string(),
         WorkloadKey::ProxyGroup(name) => name.clone(),
+        WorkloadKey::Connector(_) => key.to_string(),
         WorkloadKey::Service(namespace, name) => format!("{namespace}/{name}"),
         WorkloadKey::Ingress(namespace, name) => format!("ingress/{namespace}/{name}"),
     }
@@ -97,6 +103,9 @@ pub(super) fn text(key: &WorkloadKey) -> String {
 
 /// Whether an owner is the workload of a key, or one of its children.
 pub(super) fn is_of(key: &str, owner: &str) -> bool {
+    if let Some(connector) = key.strip_prefix("Connector ") {
+        return owner == format!("{} /{connector} ", names::PARENT_CONNECTOR);
+    }
     match (key.strip_prefix("ingress/"), key.contains('/')) {
         (Some(ingress), _) => owner == format!("{} {ingress} ", names::PARENT_INGRESS),
         (None, true) => owner == format!("{} {key} ", names::PARENT_SERVICE),
@@ -128,10 +137,11 @@ impl Cluster {
     pub(super) fn of(settings: GroupSettings, server: String, vips: BTreeMap<String, VipService>, now: i64) -> Self {
         let watches = watches(&settings.namespace, &[], !settings.impersonation.users.is_empty());
         Self {
-            cache: empty(&watches),
+            cache: empty(&watches, None),
             objects: BTreeMap::new(),
             devices: BTreeMap::new(),
             device_reads: OrdMap::new(),
+            approved: OrdMap::new(),
             minted: Vec::new(),
             events: Vec::new(),
             owners: BTreeMap::new(),
@@ -139,6 +149,7 @@ impl Cluster {
             enqueued: BTreeSet::new(),
             writes: Vec::new(),
             watches,
+            device: None,
             settings: Arc::new(settings),
             memos: RefCell::default(),
             schedule: EventSchedule::default(),
@@ -152,7 +163,7 @@ impl Cluster {
 
     /// A cache with the objects of a cluster, as after a restart. Watches deliver in any order: by kind and name, or `reversed`.
     pub(super) fn cache_of(&self, objects: &BTreeMap<ObjectId, Value>, reversed: bool) -> ClusterCache {
-        let mut cache = empty(&self.watches);
+        let mut cache = empty(&self.watches, self.device.clone());
         let mut ordered: Vec<_> = objects.iter().collect();
         if reversed {
             ordered.reverse();
@@ -161,6 +172,12 @@ impl Cluster {
             feed(&mut cache, &self.watches, kind, object);
         }
         cache
+    }
+
+    /// Sets the operator's device, as a restart of the reconciler with other settings does.
+    pub(super) fn set_device(&mut self, device: OperatorDevice) {
+        self.device = Some(device);
+        self.cache = self.cache_of(&self.objects, false);
     }
 
     /// Creates an Ingress of our class for a host, with a backend of [`Self::put_backends`].
@@ -257,7 +274,7 @@ impl Cluster {
             tailnet,
             denied: BTreeMap::new(),
             listed: self.listed.clone(),
-            approved: BTreeMap::new(),
+            approved: self.approved.clone(),
             device_reads: self.device_reads.clone(),
         };
         cache.observe(&key.into(), Arc::clone(&self.settings), plane, self.time())
@@ -329,9 +346,10 @@ pub(super) fn exposed_service(namespace: &str, name: &str, annotations: Value) -
     json!({"metadata": {"name": name, "namespace": namespace, "annotations": annotations}, "spec": spec})
 }
 
-fn empty(watches: &[InformerWatch]) -> ClusterCache {
+fn empty(watches: &[InformerWatch], device: Option<OperatorDevice>) -> ClusterCache {
     let cache = ClusterCache::new(None, watches.iter().map(|watch| watch.role));
-    cache.serving(&ProxyGroupType::SERVED, rules(DefaultGroups::default(), StandaloneScope::Everywhere)).in_namespace(NS)
+    let rules = AssignmentRules { device, connectors: true, ..rules(DefaultGroups::default(), StandaloneScope::Everywhere) };
+    cache.serving(&ProxyGroupType::SERVED, rules).in_namespace(NS)
 }
 
 fn is_scope(watch: &InformerWatch, kind: &str, namespace: &str) -> bool {

@@ -148,6 +148,8 @@ fn server_flags(pki: &Pki, address: IpAddr) -> Vec<String> {
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
+        // As of a cluster with several API servers: clients of HTTP/2 are sent to another one, again and again.
+        "--goaway-chance=0.02",
     ];
     flags.extend(fixed.map(str::to_owned));
     flags

@@ -26,7 +26,7 @@ use tailyard::proxy::front_end::identify::WhoIsLookup;
 use tailyard::proxy::front_end::seams::HttpService;
 use tailyard::proxy::front_end::vhosts::VhostService;
 use tailyard::proxy::front_end::{self, Closing, FrontEnd, Inputs, Limits, Loopback};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -116,6 +116,7 @@ pub struct Options {
     pub ask: Option<WhoIsLookup>,
     pub node: Option<String>,
     pub pod_addresses: BTreeSet<IpAddr>,
+    pub kernel_tcp: bool,
 }
 
 impl Front {
@@ -142,6 +143,7 @@ impl Front {
             closing: closing_seen,
             node: options.node,
             loopback: Loopback::Any,
+            kernel_tcp: options.kernel_tcp,
             pod_addresses: options.pod_addresses,
             limits: options.limits,
             upgrades: options.upgrades,
@@ -244,6 +246,18 @@ pub async fn forwarded_from(client: &str, at: SocketAddr) -> std::io::Result<Tcp
     let mut stream = TcpStream::connect(at).await?;
     stream.write_all(&proxy_protocol::header(client.parse().expect("an address"), at)).await?;
     Ok(stream)
+}
+
+/// The head of the next response on a connection, in lower case. What follows it stays unread.
+pub async fn received_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut head = Vec::new();
+    let read = async {
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("a response"));
+        }
+    };
+    timeout(DEADLINE, read).await.expect("a response in time");
+    String::from_utf8_lossy(&head).to_ascii_lowercase()
 }
 
 /// A complete HTTP response.

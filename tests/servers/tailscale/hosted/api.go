@@ -38,6 +38,7 @@ type api struct {
 	joined   map[key.NodePublic]joining
 	services map[string]service
 	refused  map[string]bool // service and node
+	enabled  map[tailcfg.StableNodeID][]netip.Prefix
 
 	lab lab
 }
@@ -81,7 +82,8 @@ func newAPI(tailnet *testcontrol.Server, client, secret string) *api {
 	return &api{
 		tailnet: tailnet, client: client, secret: secret,
 		tokens: map[string]time.Time{}, keys: map[string]keyInfo{}, gone: map[key.NodePublic]bool{}, joined: map[key.NodePublic]joining{}, keyTags: map[string][]string{},
-		expired: map[key.NodePublic]bool{}, services: map[string]service{}, refused: map[string]bool{}, lab: newLab(),
+		expired: map[key.NodePublic]bool{}, services: map[string]service{}, refused: map[string]bool{}, enabled: map[tailcfg.StableNodeID][]netip.Prefix{},
+		lab: newLab(),
 	}
 }
 
@@ -112,6 +114,8 @@ func (a *api) handler() http.Handler {
 	on("GET /device/{id}", a.withDevice(func(w http.ResponseWriter, n *tailcfg.Node) { answer(w, a.deviceOf(n)) }))
 	on("DELETE /device/{id}", a.withDevice(func(_ http.ResponseWriter, n *tailcfg.Node) { a.gone[n.Key] = true }))
 	on("POST /device/{id}/expire", a.withDevice(a.expire))
+	on("GET /device/{id}/routes", a.withDevice(func(w http.ResponseWriter, n *tailcfg.Node) { answer(w, a.routesOf(n)) }))
+	on("POST /device/{id}/routes", a.approveRoutes)
 	on("GET /tailnet/{tailnet}/vip-services", a.listServices)
 	on("GET /tailnet/{tailnet}/vip-services/{name}", a.getService)
 	on("PUT /tailnet/{tailnet}/vip-services/{name}", a.putService)
@@ -288,7 +292,6 @@ func (a *api) expire(_ http.ResponseWriter, node *tailcfg.Node) {
 func (a *api) renew(r *tailcfg.MapRequest) (done func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.nameLogins()
 	node := a.tailnet.Node(r.NodeKey)
 	if node == nil || a.expired[r.NodeKey] || node.KeyExpiry.IsZero() {
 		return nil

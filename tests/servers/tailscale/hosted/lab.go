@@ -65,6 +65,9 @@ func (a *api) labHandler() http.Handler {
 	show("/lab/services", func() any { return a.services })
 	on("PUT /lab/devices/{id}", body(func(r *http.Request, hostname string) { a.addNode(r.PathValue("id"), hostname) }))
 	on("PUT /lab/services/{name}", body(func(r *http.Request, made service) { a.services[r.PathValue("name")] = made }))
+	on("PUT /lab/routes/{id}", body(func(r *http.Request, routes []netip.Prefix) {
+		a.enabled[tailcfg.StableNodeID(r.PathValue("id"))] = routes
+	}))
 	on("POST /lab/faults", body(func(_ *http.Request, more []fault) { a.lab.faults = append(a.lab.faults, more...) }))
 	on("POST /lab/denied", body(func(_ *http.Request, more map[string]int) { maps.Copy(a.lab.denied, more) }))
 	on("DELETE /lab/denied", func(http.ResponseWriter, *http.Request) { clear(a.lab.denied) })

@@ -6,7 +6,7 @@
 // devices, services. Differences from the real one: a node joins with any key, and has the tags of the oldest one that no node has
 // joined with; a name that is taken gets no number; a deleted device disappears from the API, but stays connected, and returns with its
 // identity if it logs in with another key; all nodes have logins of one name, except those of PUT /lab/logins; a node that advertises a service is approved for it unless the API refused it, and one such
-// node is primary of the service, the same for every peer; the policy has grants of app capabilities alone (PUT /lab/grants): every
+// node is primary of the service, the same for every peer, and likewise of each subnet route that the API has approved; the policy has grants of app capabilities alone (PUT /lab/grants): every
 // node reaches every other one, may use Funnel, and may hand over its connections; nothing outlives the process.
 //
 // With -listen it serves the API alone, over plain HTTP, for tests without real nodes. In both modes tests inspect and change its state,
@@ -48,11 +48,10 @@ func main() {
 	flag.Parse()
 
 	tailnet := &testcontrol.Server{
-		Logf:             logger.Discard,
-		ExplicitBaseURL:  "https://" + *host + ":8443",
-		MagicDNSDomain:   *domain,
-		AllNodesSameUser: true,
-		AllOnline:        true,
+		Logf:            logger.Discard,
+		ExplicitBaseURL: "https://" + *host + ":8443",
+		MagicDNSDomain:  *domain,
+		AllOnline:       true,
 		// A tailnet collects endpoints only if its administrator turns that on. Each tailscaled then reads all sockets every second.
 		CollectServices: opt.False,
 		TagOwners:       map[string][]string{},
@@ -70,6 +69,7 @@ func main() {
 		log.Fatal(serveAlone(*listen, mux))
 	}
 	tailnet.HoldMapRequest = api.renew
+	tailnet.MaybeRejectRequest = api.nameLogin
 	go api.serveServices()
 
 	derp := derpserver.New(key.NewNode(), logger.Discard)

@@ -86,7 +86,7 @@ func (a *api) readServices(node *tailcfg.Node, h *host) {
 	h.hash, h.advertises = reported.ServicesHash, reported.VIPServices
 }
 
-// route selects the primary of each service and updates every node whose routes or approvals have changed.
+// route selects the primary of each service and approved route, and updates every node whose routes or approvals have changed.
 func (a *api) route(nodes []*tailcfg.Node, hosts map[key.NodePublic]*host, primary map[string]key.NodePublic) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -97,6 +97,9 @@ func (a *api) route(nodes []*tailcfg.Node, hosts map[key.NodePublic]*host, prima
 			if _, exists := a.services[name]; exists && service.Active && a.approved(name, node) {
 				candidates[name] = append(candidates[name], node.Key)
 			}
+		}
+		for _, route := range a.approvedRoutes(node) {
+			candidates[route.String()] = append(candidates[route.String()], node.Key)
 		}
 	}
 	for name := range primary {
@@ -142,6 +145,11 @@ func (a *api) share(node *tailcfg.Node, h *host, primary map[string]key.NodePubl
 			if primary[name] == node.Key {
 				routes = append(routes, netip.PrefixFrom(addr, addr.BitLen()))
 			}
+		}
+	}
+	for _, route := range a.approvedRoutes(node) {
+		if primary[route.String()] == node.Key {
+			routes = append(routes, route)
 		}
 	}
 	slices.SortFunc(routes, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::api::proxygroup::Impersonation;
 use crate::api::routes::{ApiServerSite, Host, Listener, Site};
+use crate::model::api_server::impersonation::PermittedImpersonation;
 use crate::model::api_server::subject::is_system;
 use crate::model::controller::ingress::spec::ingress::{HTTP, HTTPS, SiteNames};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, SpecContext};
@@ -17,17 +18,20 @@ pub fn api_server(observed: &Observed, shape: &RenderContext<'_>, (request, host
     let (namespace, now) = (&*shape.settings.namespace, observed.now);
     let context = SpecContext { suffix: "", issues: false, device: None, services: &|_, _| None, namespace, certificates, reserved, now };
     let (port, listener) = if request.is_http { (HTTP, Listener::Http) } else { (HTTPS, Listener::Https) };
-    let mut names = SiteNames::default();
-    for host in hosts.iter().filter(|_| !request.is_http) {
+    let (mut names, mut plain) = (SiteNames::default(), BTreeSet::new());
+    for host in hosts {
         match request.certificate {
+            _ if request.is_http => drop(plain.insert(host.clone())),
             Some(secret) => names.of_its_own(host, secret, &context),
             None => drop(names.served.insert(host.clone(), Host { secret: host.clone(), issue: true })),
         }
     }
     let impersonation = shape.impersonation();
-    let permit_system = impersonation.map(permitted_system_names).unwrap_or_default();
-    let plain = if request.is_http { hosts.iter().cloned().collect() } else { BTreeSet::new() };
-    let SiteNames { served: hosts, flaws, notes, warnings } = names;
+    let permit_system = impersonation.as_ref().map(|permitted| permitted_system_names(&permitted.names)).unwrap_or_default();
+    let SiteNames { served: hosts, flaws, mut notes, warnings } = names;
+    if let Some(fault) = impersonation.as_ref().and_then(PermittedImpersonation::fault) {
+        notes.add(|| fault);
+    }
     let (mode, send_extra) = (request.mode.clone(), impersonation.is_some());
     let site = Site {
         hosts,

@@ -61,7 +61,7 @@ pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSp
     }
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
     let funnel = is_on(annotations, names::FUNNEL);
-    let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel, api_server: None };
+    let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel, ..Site::default() };
     Ok(PublishSpec { label, tags, ports, target: PublishTarget::Site(site), notes, flaws, warnings })
 }
 

@@ -6,9 +6,12 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::{egress, without};
 use crate::model::controller::ingress;
+use crate::model::controller::ingress::claims::{name_conflict, taken_hostname};
 use crate::model::controller::ingress::domain::node_sites;
 use crate::model::controller::ingress::items::IngressPlan;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::kinds::proxygroup::{status, validate};
+use crate::model::controller::policy::age::age;
 use crate::model::controller::workload::actions::GroupUpdate;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::metrics::metrics_refs;
@@ -17,7 +20,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::provision::{
-    REMAINING, Served, awaits_class, class, provision as workload, refused_class, remove, report_denials,
+    POLL_INTERVAL, REMAINING, Served, awaits_class, class, provision as workload, refused_class, remove, report_denials,
 };
 use crate::model::controller::workload::spec::WorkloadSpec;
 use crate::model::controller::workload::static_endpoints;
@@ -50,8 +53,9 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
     let wrong = validate::group(group, &shape);
     let reserved = validate::reserved_account(&shape);
     let exists = pass.owned(&ObjectRef::new(Kind::StatefulSet, &pass.owner.namespace, pass.owner.name.clone())).is_some();
-    let is_usable = is_class_usable && wrong.is_none() && (reserved.is_none() || exists);
-    for wrong in [wrong, reserved].into_iter().flatten() {
+    let taken = name_fault(&mut plan, group, spec);
+    let is_usable = is_class_usable && wrong.is_none() && taken.is_none() && (reserved.is_none() || exists);
+    for wrong in [wrong, taken, reserved].into_iter().flatten() {
         plan.fault(reason::PROXY_GROUP_INVALID, wrong);
     }
     finalizer(&mut plan, group, true);
@@ -60,6 +64,15 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
     report_denials(&mut plan, "");
     status::status(&mut plan, group, wanted);
     plan
+}
+
+/// Why a group may not have the host names of its replicas: a device of a Connector has one of them. Other objects get none of a group's.
+fn name_fault(plan: &mut PlanPart<'_>, group: &ProxyGroup, spec: &WorkloadSpec<'_>) -> Option<String> {
+    let is_connector = |workload: &WorkloadKey| matches!(workload, WorkloadKey::Connector(_));
+    let (first, hostname) = taken_hostname(plan.observed, (spec, age(&group.metadata)), is_connector)?;
+    // The end of the Connector enqueues no group.
+    plan.again(POLL_INTERVAL);
+    Some(format!("{} The field is spec.hostnamePrefix.", name_conflict(&first, &hostname)))
 }
 
 /// What a group serves, and faults of the objects that name it and are of another type.

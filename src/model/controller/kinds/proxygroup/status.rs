@@ -10,14 +10,14 @@ use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
-use crate::model::controller::workload::actions::GroupUpdate;
+use crate::model::controller::workload::actions::{GroupUpdate, WorkloadStatus};
 use crate::model::controller::workload::identity::DeviceName;
-use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
 use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::provision::report_tailnet;
 use crate::model::controller::workload::readiness;
-use crate::model::controller::workload::replicas::other_tags;
+use crate::model::controller::workload::replicas::warn_other_tags;
 use crate::model::controller::workload::route_overlaps;
 
 /// Most severe reasons: reported before any other.
@@ -50,14 +50,8 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
     let edited =
         conditions::get(&before.conditions, PROXY_GROUP_READY).is_some_and(|existing| existing.observed_generation != Some(generation));
     let changed = conditions::set(&mut status.conditions, &condition, now);
-    let others = if edited { other_tags(work, wanted) } else { Vec::new() };
-    if !others.is_empty() {
-        let message = format!(
-            "spec.tags concern replicas that join later. The devices of {} have other tags: change them at the control plane, or delete \
-             the devices there, and the replicas join again with the new tags",
-            others.join(", ")
-        );
-        work.warn_workload("TagsNotApplied", message);
+    if edited {
+        warn_other_tags(work, wanted);
     }
     published(work, &mut status);
     match route_overlaps::condition(work, wanted) {
@@ -70,7 +64,7 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
         work.warn_workload(reason, message);
     }
     if status != before {
-        work.plan.group.get_or_insert_with(GroupUpdate::default).status = Some(status);
+        work.plan.group.get_or_insert_with(GroupUpdate::default).status = Some(WorkloadStatus::Group(status));
     }
 }
 
@@ -111,20 +105,13 @@ fn published(work: &PlanPart<'_>, status: &mut ProxyGroupStatus) {
 
 /// Reports faults of the control plane. Before the first response the previous condition stays.
 pub(crate) fn tailnet(work: &mut PlanPart<'_>, group: &ProxyGroup) {
-    let previous = || {
+    let previous = {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         conditions::get(conditions, PROXY_GROUP_READY)
             .filter(|ready| ready.reason == reason::PROXY_GROUP_TAILNET_UNAVAILABLE)
             .map(|ready| ready.message.clone())
     };
-    let why = match &work.observed.tailnet {
-        TailnetState::Ready { .. } => None,
-        TailnetState::Asking => previous(),
-        TailnetState::Unavailable(why) => Some(why.clone()),
-    };
-    if let Some(why) = why {
-        work.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, why);
-    }
+    report_tailnet(work, previous);
 }
 
 /// The first Pod that does not exist or does not run for a known reason, with the reason.

@@ -36,6 +36,9 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
         let why = "Other workloads have all names that its proxy tries: create the object under another name.";
         return Admission::Refused(reason::PROXY_FAILED, why.into());
     }
+    if work.spec.is_some_and(|spec| spec.api_server.is_some()) {
+        return Admission::Granted;
+    }
     let (holds, first) = namesake(observed, parent);
     if let Some(first) = first {
         // The end of the other object's proxy enqueues nothing of this one.

@@ -97,9 +97,12 @@ pub(crate) fn has_name(observed: &Observed, parent: Parent<'_>) -> bool {
     config.is_some_and(|config| config.names().any(|name| name == label || is_temporary(&name, &label)))
 }
 
-/// Host name for the device of an object's proxy while a group has or gets the requested one.
+/// Host name for the device of an object's proxy while a group has or gets the requested one, or if that is reserved for the operator's device.
 pub(crate) fn temporary_hostname(observed: &Observed, parent: Parent<'_>) -> Option<String> {
-    is_withheld(observed, parent).then(|| temporary(&parent.label()))
+    let label = parent.label();
+    let mut namesakes = observed.publish.namesakes.get(&label).into_iter().flatten();
+    let is_reserved = namesakes.any(|other| other.is_reserved && other.is_same_tailnet);
+    (is_reserved || is_withheld(observed, parent)).then(|| temporary(&label))
 }
 
 /// Message to an object that moves to a group, once the control plane is known.

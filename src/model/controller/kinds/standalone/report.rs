@@ -52,8 +52,8 @@ impl ProxyCondition {
     }
 }
 
-/// Reports a Service whose objects are planned.
-pub(crate) fn served(work: &mut PlanPart<'_>, service: &Service, shape: &RenderContext<'_>) {
+/// Reports a Service whose objects are planned. `awaited`: why its proxy serves nothing yet.
+pub(crate) fn served(work: &mut PlanPart<'_>, service: &Service, shape: &RenderContext<'_>, awaited: Option<String>) {
     if keeps_report(work, service) {
         ServiceConditions::new(work, service).update(work, true, (None, None));
         return;
@@ -65,6 +65,10 @@ pub(crate) fn served(work: &mut PlanPart<'_>, service: &Service, shape: &RenderC
     let switches = shape.target.is_egress() && !points && reached.is_some();
     let external_name = switches.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host.clone()) });
     let condition = condition(work, shape, reached.map(|(_, name)| name), &host);
+    let condition = match awaited.filter(|_| condition.status == ConditionStatus::True) {
+        Some(awaited) => ProxyCondition::unready(reason::PROXY_PENDING, awaited),
+        None => condition,
+    };
     let load_balancer = addresses(work, service, shape, reached);
     set(work, service, condition, true, (external_name, load_balancer));
 }
@@ -242,9 +246,11 @@ fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&st
         return ProxyCondition::unready(reason, message);
     }
     if let Some(name) = reached {
-        let mut message = match &shape.target {
-            Single::TailnetIp(target) => format!("The Service routes to {target} by {host}."),
-            Single::TailnetFqdn(target) => format!("The Service routes to {target} by {host}."),
+        let scheme = shape.spec.api_server.map(|request| if request.is_http { "http" } else { "https" });
+        let mut message = match (scheme, &shape.target) {
+            (Some(scheme), _) => format!("The Kubernetes API is reached in the tailnet as {scheme}://{name}."),
+            (_, Single::TailnetIp(target)) => format!("The Service routes to {target} by {host}."),
+            (_, Single::TailnetFqdn(target)) => format!("The Service routes to {target} by {host}."),
             _ => format!("The Service is reached in the tailnet as {name}."),
         };
         let others = !other_tags(work, 1).is_empty();

@@ -16,6 +16,7 @@ use crate::model::controller::ingress::spec::{L4Service, PublishTarget, common};
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::annotations::{annotation, dns_label};
 use crate::model::controller::policy::fault_list::FaultList;
+use crate::model::controller::policy::operator_device::OperatorDevice;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::{Parent, directions, service_label};
 use crate::model::controller::policy::tenancy::DefaultTenancy;
@@ -24,7 +25,7 @@ use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::settings::GroupSettings;
-use crate::model::controller::workload::spec::{HostnamePattern, WorkloadSpec};
+use crate::model::controller::workload::spec::{ApiServerRequest, HostnamePattern, WorkloadSpec};
 use crate::model::plan::world::Single;
 
 /// Maximum length of a label's value.
@@ -33,26 +34,38 @@ const MAX_LABEL: usize = 63;
 /// The workload of one replica that an object requests.
 pub(crate) fn spec<'a>(observed: &'a Observed, parent: Parent<'a>) -> WorkloadSpec<'a> {
     let metadata = parent.metadata();
+    let device = if let Parent::Service(service) = parent { observed.assignment.device_of(service) } else { None };
+    let tags = device.map_or_else(|| Cow::Owned(requests::tags(metadata)), |device| Cow::Borrowed(&*device.tags));
     let role = match parent {
         Parent::Ingress(_) => Role::Ingress,
+        Parent::Service(_) if device.is_some() => Role::ApiServer,
         Parent::Service(service) if directions(service).1 => Role::EgressService,
         Parent::Service(_) => Role::IngressService,
     };
     WorkloadSpec {
         role,
         replicas: 1,
-        tags: Cow::Owned(requests::tags(metadata)),
-        admitted: AdmittedTags::of_object((&observed.settings, &observed.namespaces), observed.replicas.get(&0), metadata),
-        hostname: HostnamePattern::Single(parent.label()),
-        temporary_hostname: handover::temporary_hostname(observed, parent),
+        admitted: match device {
+            Some(device) => AdmittedTags::configured(&device.tags),
+            None => AdmittedTags::of_object((&observed.settings, &observed.namespaces), observed.replicas.get(&0), metadata),
+        },
+        tags,
+        hostname: HostnamePattern::Single(observed.assignment.label(parent)),
+        temporary_hostname: if device.is_some() { None } else { handover::temporary_hostname(observed, parent) },
         tailnet: None,
-        tenants: &observed.settings.standalone_tenants,
+        tenants: if device.is_some() { &[] } else { &observed.settings.standalone_tenants },
         shares_account: None,
-        standby: requests::requests(metadata, names::STANDBY),
+        standby: device.is_some() || requests::requests(metadata, names::STANDBY),
         serves_on_pod: role == Role::Ingress && requests::requests(metadata, names::FORWARD_CLUSTER_TRAFFIC),
-        api_server: None,
+        api_server: device.map(api_server),
         options: None,
     }
+}
+
+fn api_server(device: &OperatorDevice) -> ApiServerRequest<'_> {
+    let OperatorDevice { hostname, mode, impersonation, certificate, is_http, .. } = device;
+    let (certificate, is_http) = (certificate.as_deref(), *is_http);
+    ApiServerRequest { hostname, mode, impersonation: None, permitted: Some(impersonation), certificate, is_http }
 }
 
 /// Target of the proxy of a Service.

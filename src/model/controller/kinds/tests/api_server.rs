@@ -10,6 +10,7 @@ use super::publish::ingress;
 use super::*;
 use crate::api::proxygroup::Impersonation;
 use crate::api::vip::VipService;
+use crate::model::controller::workload::identity::DeviceAddresses;
 
 mod endpoint;
 mod over_time;
@@ -83,7 +84,8 @@ fn group_publishes_the_kubernetes_api_with_an_account_and_rights_of_its_own() {
     let site = serde_json::to_value(&config.routes["svc:kube"]).expect("JSON");
     let host = json!({"kube.tail1234.ts.net": {"secret": "kube.tail1234.ts.net", "issue": true}});
     let api = json!({"mode": "auth", "sendExtra": true});
-    assert_eq!(site, json!({"hosts": host, "listeners": {"443": "https"}, "routes": [], "apiServer": api}));
+    let addresses = DeviceAddresses::parse(vip.addrs.iter().map(String::as_str)).texts();
+    assert_eq!(site, json!({"hosts": host, "listeners": {"443": "https"}, "routes": [], "apiServer": api, "addresses": addresses}));
 
     let certificate = &world.objects[&object(Kind::Secret, "kube.tail1234.ts.net")];
     let labels = &certificate["metadata"]["labels"];
@@ -166,7 +168,13 @@ fn rights_are_limited_to_the_listed_users_and_groups() {
         (masters.clone(), json!({"kubeAPIServer": {"mode": "auth"}}), Some(every()), auth(json!(["system:masters"]))),
         (few.clone(), json!({}), Some(json!([rule("users", json!(["a@example.com"]))])), auth(json!([]))),
         (few, json!({"kubeAPIServer": {"mode": "noauth"}}), None, json!({"mode": "noauth"})),
-        (masters, list(json!(["*"]), json!(["*"])), Some(every()), auth(json!([]))),
+        (masters.clone(), list(json!(["*"]), json!(["*"])), Some(every()), auth(json!([]))),
+        (
+            masters,
+            list(json!(["*"]), json!(["system:masters", "dev"])),
+            Some(json!([rule("users", json!(null)), rule("groups", json!(["system:masters", "dev"]))])),
+            auth(json!(["system:masters"])),
+        ),
         (
             all(),
             list(json!(["a@example.com"]), json!(["viewers", "tag:ops"])),
@@ -177,8 +185,8 @@ fn rights_are_limited_to_the_listed_users_and_groups() {
         (
             all(),
             list(json!(["*"]), json!(["system:masters", "dev"])),
-            Some(json!([rule("users", json!(null)), rule("groups", json!(["system:masters", "dev"]))])),
-            auth(json!(["system:masters"])),
+            Some(json!([rule("users", json!(null)), rule("groups", json!(["dev"]))])),
+            auth(json!([])),
         ),
     ];
     for (granted, more, expected, site) in cases {
@@ -190,6 +198,38 @@ fn rights_are_limited_to_the_listed_users_and_groups() {
         assert_eq!(site_of(&world, "svc:kube"), site, "{more}");
         assert_eq!(world.ready("kube").1, "ProxyGroupReady", "{more}");
     }
+}
+
+#[test]
+fn names_that_the_reconciler_does_not_permit_are_refused_and_reported() {
+    let list = |users: Value| json!({"tailyard": {"impersonation": {"users": users, "groups": ["dev", "system:masters", "qa"]}}});
+    let mut world = kube(list(json!(["*"])));
+    let groups = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let groups_of =
+        |world: &World| rules(world).expect("a role").as_array().expect("rules").last().expect("a rule")["resourceNames"].clone();
+    world.settings.impersonation.groups = groups(&["dev", "ops"]);
+    world.settle();
+    assert_eq!((groups_of(&world), site_of(&world, "svc:kube").get("permitSystem")), (json!(["dev"]), None));
+    let (_, _, message) = world.says("kube", CONFIGURED);
+    assert!(
+        message.contains("does not permit \"system:masters\" and 1 more: add the names to apiServerProxyConfig.impersonation"),
+        "{message}"
+    );
+    assert_eq!((state(&world, CONFIGURED).expect("a condition").0.as_str(), world.ready("kube").1.as_str()), ("True", "ProxyGroupReady"));
+    // Changes of the reconciler's list change the rights of existing groups.
+    for permitted in [&["dev", "system:masters", "qa"][..], &["qa"], &["dev"]] {
+        world.settings.impersonation.groups = groups(permitted);
+        world.settle();
+        assert_eq!(
+            (groups_of(&world), world.says("kube", CONFIGURED).2.contains("does not permit")),
+            (json!(permitted), permitted.len() < 3)
+        );
+    }
+    world.settings.impersonation.users = groups(&["a@example.com"]);
+    world.group("kube", spec(list(json!(["b@example.com"]))));
+    world.settle();
+    let ready = world.ready("kube");
+    assert!(ready.1 == "ProxyGroupInvalid" && ready.2.contains("does not permit \"b@example.com\""), "{ready:?}");
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn foreign_object_is_not_overwritten() {
     observed.owned.insert(role.clone(), foreign.into());
     let made = pass(&observed);
     assert!(made.apply.iter().all(|manifest| manifest.object != role) && made.delete.is_empty());
-    let update = made.group.and_then(|update| update.status).expect("a status");
+    let update = made.group.and_then(|update| update.status?.group()).expect("a status");
     let ready = crate::model::base::conditions::get(&update.conditions, "ProxyGroupReady").expect("a condition");
     assert!(ready.reason == "ProxyGroupCreationFailed" && ready.message.starts_with("Role tailscale/pg already exists"), "{ready:?}");
     assert_eq!(made.events[0].reason, "ProxyGroupCreationFailed");

@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::api::connector::Connector;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
@@ -66,6 +67,7 @@ pub(super) struct World {
     pub(super) settings: GroupSettings,
     pub(super) assignment: AssignmentRules,
     pub(super) groups: BTreeMap<String, ProxyGroup>,
+    pub(super) connectors: BTreeMap<String, Connector>,
     pub(super) class: Class,
     pub(super) tailnet: TailnetState,
     pub(super) services: BTreeMap<(String, String), Service>,
@@ -105,6 +107,7 @@ pub(super) struct World {
     pub(super) names_before: usize,
     pub(super) targets: TargetInputs,
     pub(super) restricted_group: Option<String>,
+    pub(super) takeover_fault: Option<String>,
 }
 
 /// What the reconcilers remember; a copy of the cluster has reconcilers without memories.
@@ -157,8 +160,9 @@ impl World {
         Self {
             now: 1_800_000_000,
             settings: settings(),
-            assignment: AssignmentRules { ingress_class: "tailscale".into(), namespaces, ..AssignmentRules::default() },
+            assignment: AssignmentRules { ingress_class: "tailscale".into(), namespaces, connectors: true, ..AssignmentRules::default() },
             groups: BTreeMap::new(),
+            connectors: BTreeMap::new(),
             class: Class::None,
             tailnet: ready(),
             services: BTreeMap::new(),
@@ -170,6 +174,7 @@ impl World {
             names_before: 0,
             targets: TargetInputs { is_default_class: true, is_complete: true, ..TargetInputs::default() },
             restricted_group: None,
+            takeover_fault: None,
             denied: BTreeMap::new(),
             keys: BTreeSet::new(),
             asleep: BTreeSet::new(),
@@ -226,6 +231,28 @@ impl World {
         self.collect();
     }
 
+    /// Creates a Connector or replaces its spec.
+    pub(super) fn connector(&mut self, name: &str, spec: Value) {
+        let uid = self.id();
+        let created = self.time().to_string();
+        let metadata = json!({"name": name, "uid": uid, "generation": 1, "creationTimestamp": created});
+        let mut connector: Connector = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a Connector");
+        if let Some(stored) = self.connectors.get(name) {
+            connector.metadata = stored.metadata.clone();
+            connector.metadata.generation = stored.metadata.generation.map(|generation| generation + 1);
+            connector.status.clone_from(&stored.status);
+        }
+        self.connectors.insert(name.into(), connector);
+    }
+
+    pub(super) fn delete_connector(&mut self, name: &str) {
+        let now = Time(self.time());
+        if let Some(connector) = self.connectors.get_mut(name) {
+            connector.metadata.deletion_timestamp.get_or_insert(now);
+        }
+        self.collect();
+    }
+
     pub(super) fn service(&mut self, name: &str, annotations: Value, ports: &[u16]) {
         let key = ("default".to_owned(), name.to_owned());
         let ports: Vec<_> = ports.iter().map(|port| json!({"name": format!("p{port}"), "port": port, "protocol": "TCP"})).collect();
@@ -263,6 +290,7 @@ impl World {
             .keys()
             .cloned()
             .map(WorkloadKey::ProxyGroup)
+            .chain(self.connectors.keys().cloned().map(WorkloadKey::Connector))
             .chain(labelled)
             .chain(concerned)
             .chain(published)

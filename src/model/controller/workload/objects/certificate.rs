@@ -64,7 +64,7 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Opt
     ];
     let labels = match &owner.key {
         WorkloadKey::ProxyGroup(_) => labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-        WorkloadKey::Service(..) | WorkloadKey::Ingress(..) => {
+        WorkloadKey::Connector(_) | WorkloadKey::Service(..) | WorkloadKey::Ingress(..) => {
             owner.secret_labels(names::CERTS).into_iter().chain([(names::DOMAIN.to_owned(), label_value(dns))]).collect()
         }
     };

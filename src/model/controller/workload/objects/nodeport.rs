@@ -20,7 +20,10 @@ pub fn node_port(owner: &Owner, ordinal: u32, wireguard: u16, node_port: u16) ->
     let pod = ("statefulset.kubernetes.io/pod-name".to_owned(), names::replica(&owner.name, ordinal));
     let spec =
         ServiceSpec { type_: Some("NodePort".to_owned()), selector: Some([pod].into()), ports: Some(vec![port]), ..ServiceSpec::default() };
-    let metadata = owner.metadata(name(&owner.name, ordinal), None);
+    let mut metadata = owner.metadata(name(&owner.name, ordinal), None);
+    if owner.key.group().is_none() {
+        metadata.labels = Some(owner.own_labels());
+    }
     Manifest::of(Kind::Service, &Service { metadata, spec: Some(spec), ..Service::default() })
 }
 
@@ -35,6 +38,6 @@ pub fn held_ports(service: &Value) -> Option<(u16, u16)> {
     Some((number("targetPort")?, number("nodePort")?))
 }
 
-fn name(group: &str, ordinal: u32) -> String {
-    format!("{group}-{ordinal}-nodeport")
+fn name(workload: &str, ordinal: u32) -> String {
+    format!("{workload}-{ordinal}-nodeport")
 }

@@ -10,13 +10,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use crate::api::names;
 use crate::api::routes::ApiServerSite;
+use crate::model::api_server::impersonation::EVERY_NAME;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
-
-/// Entry of a list that permits every name.
-const EVERY_NAME: &str = "*";
 
 /// `ServiceAccount`, `Role` and `RoleBinding`, all with the workload's name.
 pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
@@ -34,7 +32,7 @@ pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
 /// `ClusterRole` by which the Pods of a group impersonate its clients, and its binding; `None` if they do not. The API server accepts the role
 /// only with rights that the reconciler itself has.
 pub fn impersonation(shape: &RenderContext<'_>) -> Option<[Manifest; 2]> {
-    let listed = shape.impersonation()?;
+    let listed = shape.impersonation()?.names;
     let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let rule = |group: &str, resources: Vec<String>, names: &[String]| PolicyRule {
         api_groups: Some(list(&[group])),
@@ -47,7 +45,7 @@ pub fn impersonation(shape: &RenderContext<'_>) -> Option<[Manifest; 2]> {
     let extra = ApiServerSite::EXTRA.map(|key| format!("userextras/{key}")).to_vec();
     let extra = PolicyRule { resource_names: None, ..rule("authentication.k8s.io", extra, &[]) };
     let rules = of("users", &listed.users).into_iter().chain(of("groups", &listed.groups)).chain([extra]);
-    let (owner, name) = (&shape.owner, names::impersonation(&shape.owner.name));
+    let (owner, name) = (&shape.owner, impersonation_name(&shape.owner));
     let metadata = || ObjectMeta { namespace: None, ..owner.metadata(name.clone(), None) };
     let cluster_role = ClusterRole { metadata: metadata(), rules: Some(rules.collect()), ..ClusterRole::default() };
     let (role_ref, subjects) = (role_ref("ClusterRole", &name), Some(vec![subject(owner)]));
@@ -57,7 +55,12 @@ pub fn impersonation(shape: &RenderContext<'_>) -> Option<[Manifest; 2]> {
 
 /// The objects of [`impersonation`], in the order of deletion.
 pub fn impersonation_refs(owner: &Owner) -> [ObjectRef; 2] {
-    [Kind::ClusterRoleBinding, Kind::ClusterRole].map(|kind| ObjectRef::new(kind, "", names::impersonation(&owner.name)))
+    [Kind::ClusterRoleBinding, Kind::ClusterRole].map(|kind| ObjectRef::new(kind, "", impersonation_name(owner)))
+}
+
+/// Of standalone proxies only the operator's device impersonates. Its name is fixed: the reconciler may always delete it by that name.
+fn impersonation_name(owner: &Owner) -> String {
+    if owner.key.is_standalone() { names::API_SERVER_ROLE.to_owned() } else { names::impersonation(&owner.name) }
 }
 
 /// `RoleBinding` by which a group reads EndpointSlices of its backends in this namespace. An unused binding has no subjects: so the

@@ -39,7 +39,7 @@ impl ReplicaSecret {
     pub fn manifest(&self, key: Option<(&str, Option<&KeyId>)>, adopt: bool) -> Manifest {
         let mut document = self.document.clone();
         let mut metadata = self.owner.metadata(names::replica_config(&self.owner.name, self.ordinal), Some("config"));
-        if self.owner.key.is_standalone() {
+        if self.owner.key.group().is_none() {
             metadata.labels = Some(self.owner.secret_labels("config"));
         }
         if let Some((key, id)) = key {

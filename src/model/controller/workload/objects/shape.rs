@@ -10,11 +10,12 @@ use ipnet::IpNet;
 
 use crate::api::names;
 use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
-use crate::api::proxygroup::{Impersonation, Tailyard, TrafficDistribution};
+use crate::api::proxygroup::{Tailyard, TrafficDistribution};
+use crate::model::api_server::impersonation::PermittedImpersonation;
 use crate::model::base::go_values::boolean;
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::objects::Owner;
-use crate::model::controller::workload::role::RoleRow;
+use crate::model::controller::workload::role::{Role, RoleRow};
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::spec::{ApiServerRequest, WorkloadSpec};
 use crate::model::plan::world::Single;
@@ -102,7 +103,8 @@ impl<'a> RenderContext<'a> {
     /// Image of the proxy's container.
     pub fn image(&self) -> &str {
         let own = self.container().and_then(|container| container.image.as_deref());
-        own.filter(|image| !image.is_empty()).unwrap_or(&self.settings.image)
+        let of_role = self.settings.api_server_image.as_ref().filter(|_| self.spec.role == Role::ApiServer);
+        own.filter(|image| !image.is_empty()).unwrap_or(of_role.unwrap_or(&self.settings.image))
     }
 
     /// Image of the container that enables IP forwarding.
@@ -122,9 +124,9 @@ impl<'a> RenderContext<'a> {
     }
 
     /// Users and groups that the Pods impersonate; `None` if these are no part of a Kubernetes API in mode `auth`.
-    pub fn impersonation(&self) -> Option<&Impersonation> {
+    pub fn impersonation(&self) -> Option<PermittedImpersonation> {
         let request = self.spec.api_server.filter(ApiServerRequest::impersonates)?;
-        Some(request.impersonation.unwrap_or(&self.settings.impersonation))
+        Some(PermittedImpersonation::new(request.impersonation, request.permitted.unwrap_or(&self.settings.impersonation)))
     }
 
     /// Cluster addresses that the proxy of a Service serves, the Service's first family first. The Tailscale operator's image serves one.
@@ -139,7 +141,7 @@ impl<'a> RenderContext<'a> {
 
     /// Whether its replicas learn from failover that they are unreachable: others take their traffic.
     pub fn has_failover(&self) -> bool {
-        self.role().is_replicated && !self.stock()
+        self.owner.key.has_failover() && self.role().is_replicated && !self.stock()
     }
 
     /// Lease of the Pod that has the identity of a proxy with a standby.

@@ -74,7 +74,7 @@ fn set(shape: &RenderContext<'_>, observed: Option<&Value>) -> StatefulSet {
             pod_management_policy: Some(policy.unwrap_or(new_policy).to_owned()),
             selector: LabelSelector { match_labels: Some(labels), ..LabelSelector::default() },
             update_strategy: observed.filter(|observed| restarts_several(observed)).map(|_| one_at_a_time()),
-            service_name: (!is_replicated).then(|| shape.owner.name.clone()),
+            service_name: shape.role().has_headless_service().then(|| shape.owner.name.clone()),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta { labels: Some(pod_labels), ..ObjectMeta::default() }),
                 spec: Some(pod(shape)),

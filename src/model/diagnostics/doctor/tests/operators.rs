@@ -71,8 +71,12 @@ fn api_server_proxy_of_a_running_or_stopped_operator_is_named() {
     };
     finds(&with("true", 1), "operators", Finding::Warn, "is an API server proxy (APISERVER_PROXY=true): kubectl through it fails once");
     finds(&with("noauth", 0), "operators", Finding::Warn, "was an API server proxy (APISERVER_PROXY=noauth): kubectl through it fails");
-    for mode in ["false", ""] {
-        let checks = cluster::checks(&with(mode, 1));
+    let mut taken_over = with("true", 0);
+    let mut ours = deployment("tailscale", "tailyard-reconciler", "localhost/tailyard:1", 2);
+    set_variables(&mut ours, &[("APISERVER_PROXY", "true")]);
+    taken_over.deployments.as_mut().expect("Deployments").push(ours);
+    for facts in [with("false", 1), with("", 1), taken_over] {
+        let checks = cluster::checks(&facts);
         assert!(checks.iter().all(|check| !check.what.contains("API server proxy")), "{checks:#?}");
     }
 }
@@ -83,4 +87,22 @@ fn unreconciled_objects_of_an_absent_operator_are_named() {
     let unreconciled = [("DNSConfig", objects(&["ts-dns"])), ("Recorder", objects(&["a", "b"])), ("Connector", objects(&[]))];
     let facts = ClusterFacts { unreconciled: unreconciled.into(), ..well() };
     finds(&facts, "operators", Finding::Warn, "nothing else reconciles DNSConfig ts-dns, Recorder a b");
+}
+
+#[test]
+fn kinds_that_are_off_by_default_are_of_both_operators_where_the_reconciler_serves_them() {
+    for (kind, setting) in
+        [("Connector", "TAILYARD_CONNECTORS"), ("ProxyGroupPolicy", "TAILYARD_PROXY_GROUP_POLICIES"), ("DNSConfig", "TAILYARD_DNS_CONFIGS")]
+    {
+        let objects = || [(kind, Ok(vec![json!({"metadata": {"name": "exit"}})]))].into();
+        let both = |on: &str| ClusterFacts { unreconciled: objects(), ..with_both(&[(setting, on)]) };
+        finds(&both("on"), "operators", Finding::Bad, &format!("both write {kind} exit"));
+        finds(&both("off"), "operators", Finding::Warn, "both run");
+        let without_operator = |on: &str| {
+            let facts = both(on);
+            ClusterFacts { deployments: facts.deployments.map(|all| all[..1].to_vec()), ..both(on) }
+        };
+        finds(&without_operator("off"), "operators", Finding::Warn, &format!("nothing else reconciles {kind} exit"));
+        finds(&without_operator("on"), "operators", Finding::Ok, "does not run");
+    }
 }

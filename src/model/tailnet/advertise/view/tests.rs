@@ -131,6 +131,108 @@ fn site_is_advertised_after_listener_and_serve_config_are_ready() {
     assert_eq!(view.inputs().advertised().services, names(&[WEB]));
 }
 
+/// A replica whose kernel may terminate connections to the site at these addresses.
+fn kernel_site(addresses: &[&str]) -> AdvertiseView {
+    let mut status = listening(true);
+    status.kernel = [(443, 40_443), (80, 40_080)].into();
+    let mut view = site(status);
+    let served = view.served.as_mut().map(Arc::make_mut).expect("sites");
+    let vhost = Arc::make_mut(&mut served.sites).get_mut(WEB).map(Arc::make_mut).expect("a site");
+    vhost.addresses = addresses.iter().map(|text| text.parse().expect("an address")).collect();
+    view
+}
+
+/// The plan in the kernel becomes that of the view.
+fn apply(view: &mut AdvertiseView) {
+    let own = SelfNode { addresses: vec!["100.64.0.1".parse().expect("an address")], ..SelfNode::default() };
+    let netmap = Some(Arc::new(NetMap { node: Some(own), ..NetMap::default() }));
+    let world = World { netmap, listeners: Arc::new(view.listeners()), ..World::empty(InterfaceName::tailscale0(), BTreeSet::new()) };
+    view.ruleset.planned = Some(Arc::new(Planned::new(&world)));
+}
+
+#[test]
+fn site_in_the_kernel_is_advertised_after_listener_rules_and_serve_config() {
+    let mut view = kernel_site(&[ADDRESS]);
+    let config = view.serve_config().expect("a config");
+    assert_eq!(serde_json::to_string(&config).expect("JSON"), r#"{"Services":{"svc:web":{"Tun":true}}}"#);
+    assert_eq!(waits(&view, WEB), "the kernel holds no rules yet");
+    view.ruleset.planned = Some(planned(&Arc::default()));
+    assert_eq!(waits(&view, WEB), "the kernel does not hold its mapping yet");
+    apply(&mut view);
+    assert_eq!(waits(&view, WEB), "tailscaled has not accepted its serve config yet");
+    view.serving = site(listening(true)).serve_config().map(Arc::new);
+    assert_eq!(waits(&view, WEB), "tailscaled has not accepted its serve config yet", "the former delivery is none");
+    view.serving = Some(Arc::new(config));
+    assert_eq!(view.inputs().advertised().services, names(&[WEB]));
+    let disabled = AdvertiseView { sites: Arc::new([(WEB.to_owned(), listening(true))].into()), ..view.clone() };
+    assert_eq!(waits(&disabled, WEB), "tailscaled has not accepted its serve config yet", "the former delivery is none");
+    // A further port interrupts nothing.
+    let ports = Arc::make_mut(&mut view.sites).get_mut(WEB).expect("a site");
+    ports.ports.insert(8443, SocketAddr::from(([127, 0, 0, 1], 9443)));
+    ports.kernel.insert(8443, 40_500);
+    assert_eq!(view.inputs().advertised().services, names(&[WEB]));
+    let fault = AppliedRuleset { fault: Some("busy".to_owned()), damaged: true, ..view.ruleset.clone() };
+    assert!(waits(&AdvertiseView { ruleset: fault, ..view }, WEB).contains("busy"));
+}
+
+#[test]
+fn only_served_ports_have_a_listener_in_the_kernel() {
+    let ports = |view: &AdvertiseView| view.listeners().remove(WEB).unwrap_or_default().ports.into_iter().collect::<Vec<_>>();
+    let mut view = kernel_site(&[ADDRESS]);
+    assert_eq!(ports(&view), [(80, 40_080), (443, 40_443)]);
+    Arc::make_mut(&mut view.sites).get_mut(WEB).expect("a site").certified = false;
+    assert_eq!(ports(&view), [(80, 40_080)], "no name has a certificate");
+}
+
+#[test]
+fn site_without_known_addresses_or_listeners_stays_with_tailscaled() {
+    let mut disabled = kernel_site(&[ADDRESS]);
+    disabled.sites = Arc::new([(WEB.to_owned(), listening(true))].into());
+    // A serve config of the Tailscale operator names no addresses, nor does a control plane without Tailscale Services.
+    let mut on_node = kernel_site(&[ADDRESS]);
+    on_node.mode.on_node = true;
+    on_node.sites = Arc::new([(shared_host::NAME.to_owned(), on_node.sites[WEB].clone())].into());
+    for (what, view) in [("disabled", disabled), ("addresses unknown", kernel_site(&[])), ("on the node", on_node)] {
+        let config = view.serve_config().expect("a config");
+        let handlers = if view.mode.on_node { config.tcp.len() } else { config.services[WEB].tcp.len() };
+        assert!(handlers == 2 && view.listeners().is_empty(), "{what}: {config:?}");
+    }
+}
+
+#[test]
+fn port_with_the_proxy_protocol_stays_with_tailscaled() {
+    let text =
+        format!(r#"{{"{DB}":{{"IPv4Mapping":{{"TailscaleServiceIP":"100.99.1.9","ClusterIP":"10.96.0.9"}},"proxyProtocol":[5432]}}}}"#);
+    let view =
+        AdvertiseView { ingress: Some(Arc::new(IngressConfig::parse(text.as_bytes()).expect("a config"))), ..kernel_site(&[ADDRESS]) };
+    let config = view.serve_config().expect("a config");
+    assert!(config.services[WEB].tun && config.services[DB].tcp[&5432].tcp_forward == "10.96.0.9:5432", "{config:?}");
+}
+
+#[test]
+fn advertised_site_keeps_its_delivery() {
+    let mut view = kernel_site(&[ADDRESS]);
+    view.serving = site(listening(true)).serve_config().map(Arc::new);
+    assert!(view.serve_config().expect("a config").services[WEB].tun, "not advertised");
+    view.daemon.advertised = Arc::new(names(&[WEB]));
+    assert!(view.serve_config().expect("a config").services[WEB].tun, "not approved");
+    view.netmap = Some(node(&[WEB], false));
+    assert_eq!(view.serve_config().expect("a config").services[WEB].tcp.len(), 2, "a change would reset its connections");
+    assert!(view.listeners().is_empty());
+    assert_eq!(view.inputs().advertised().services, names(&[WEB]));
+}
+
+#[test]
+fn funnel_of_a_site_in_the_kernel_uses_tailscaled() {
+    let mut view = kernel_site(&[ADDRESS]);
+    let served = view.served.as_mut().map(Arc::make_mut).expect("sites");
+    Arc::make_mut(&mut served.sites).get_mut(WEB).map(Arc::make_mut).expect("a site").funnel = true;
+    let config = view.serve_config().expect("a config");
+    assert!(config.services[WEB].tun);
+    assert_eq!((config.tcp[&443].tcp_forward.as_str(), config.tcp[&443].proxy_protocol), ("127.0.0.1:8443", 2));
+    assert!(config.allow_funnel["web.x.ts.net:443"]);
+}
+
 #[test]
 fn site_without_certificate_serves_only_http() {
     let view = site(listening(false));

@@ -9,17 +9,19 @@ impl Cluster {
         if !self.cache.reserve_names(&key.into(), &plan.new_names, Instant::now()) {
             return;
         }
-        let lasting = self.schedule.due(&key.into(), plan.faults.clone(), self.time()).notices;
+        let lasting = self.schedule.due(&key.into(), plan.faults.clone(), self.time().as_duration().unsigned_abs()).notices;
         self.events
             .extend(plan.events.iter().chain(&lasting).map(|event| format!("{} {}: {}", event.subject, event.reason, event.message)));
         if let Some(update) = &plan.group {
+            let (kind, name) = key.strip_prefix("Connector ").map_or(("ProxyGroup", key), |name| ("Connector", name));
             if let Some(finalizers) = &update.finalizers {
-                self.patch("ProxyGroup", "", key, &json!({"metadata": {"finalizers": finalizers}}));
+                self.patch(kind, "", name, &json!({"metadata": {"finalizers": finalizers}}));
             }
             if let Some(status) = &update.status {
-                self.patch("ProxyGroup", "", key, &json!({"status": status}));
+                self.patch(kind, "", name, &json!({"status": status}));
             }
         }
+        let released = key.strip_prefix("Connector ").filter(|_| plan.group.as_ref().is_some_and(|update| update.status.is_none()));
         // After a conflict the rest of the plan waits for the next pass.
         for manifest in &plan.apply {
             if !self.apply(key, manifest) {
@@ -32,6 +34,17 @@ impl Cluster {
         self.delete(key, &plan.delete);
         for action in &plan.control {
             self.control(key, action);
+        }
+        if let Some(name) = released {
+            self.remove_released(&("Connector", String::new(), name.to_owned()));
+        }
+    }
+
+    /// Removes an object in deletion without finalizers.
+    fn remove_released(&mut self, id: &ObjectId) {
+        let metadata = &self.objects[id]["metadata"];
+        if metadata["deletionTimestamp"].is_string() && metadata["finalizers"].as_array().is_none_or(Vec::is_empty) {
+            self.remove(id);
         }
     }
 
@@ -128,6 +141,10 @@ impl Cluster {
                 }
                 self.list_services();
             }
+            ControlAction::ReadRoutes { device } => {
+                let exit = ["0.0.0.0/0", "::/0"].map(str::to_owned).into();
+                self.approved.insert(device.id.clone(), Approved { at: self.time(), routes: exit, fault: None });
+            }
             ControlAction::ApproveRoutes { .. } => {}
         }
     }
@@ -156,11 +173,7 @@ impl Cluster {
         }
         let kind = update.source.kind();
         self.patch(kind, &update.namespace, &update.name, &patch);
-        let id = (kind, update.namespace.clone(), update.name.clone());
-        let metadata = &self.objects[&id]["metadata"];
-        if metadata["deletionTimestamp"].is_string() && metadata["finalizers"].as_array().is_none_or(Vec::is_empty) {
-            self.remove(&id);
-        }
+        self.remove_released(&(kind, update.namespace.clone(), update.name.clone()));
     }
 }
 

@@ -69,15 +69,17 @@ fn certificate_of_its_own_replaces_that_of_the_control_plane() {
 #[test]
 fn each_replica_has_a_name_of_its_own_without_tailscale_services() {
     let hosts = json!({"kube-0.tail1234.ts.net": {"secret": "own"}, "kube-1.tail1234.ts.net": {"secret": "own"}});
-    for (endpoint, expected, shown) in [
-        (json!({"http": true}), (json!({}), json!({"80": "http"})), "http://kube-0.tail1234.ts.net"),
-        (json!({"certificateSecret": "own"}), (hosts, json!({"443": "https"})), "https://kube-0.tail1234.ts.net"),
+    let names = json!(["kube-0.tail1234.ts.net", "kube-1.tail1234.ts.net"]);
+    for (endpoint, expected, without_tls, shown) in [
+        (json!({"http": true}), (json!({}), json!({"80": "http"})), names, "http://kube-0.tail1234.ts.net"),
+        (json!({"certificateSecret": "own"}), (hosts, json!({"443": "https"})), Value::Null, "https://kube-0.tail1234.ts.net"),
     ] {
         let mut world = kube(with_endpoint(endpoint.clone()));
         world.tailnet = headscale();
         own_for(&mut world, "own", &["*.tail1234.ts.net"]);
         world.settle();
         assert_eq!((url(&world).as_deref(), listened(&world)), (Some(shown), expected.clone()), "{endpoint}");
+        assert_eq!(site_of(&world, "svc:kube")["names"], without_tls, "{endpoint}");
         let configured = world.says("kube", CONFIGURED);
         assert!(configured.0 == "True" && configured.2.contains("a name of its own: kube-0.tail1234.ts.net, kube-1"), "{configured:?}");
         assert_eq!((world.ready("kube").1.as_str(), world.hosted.vips.len()), ("ProxyGroupReady", 0));

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::controller::kinds::tests::simulation;
+use crate::model::controller::workload::observed::Approved;
 
 impl World {
     /// A device joins with a new key.
@@ -56,6 +57,18 @@ impl World {
         }
     }
 
+    /// Reads the approved routes of a device: the policy approves all that a config has, with exceptions.
+    pub(super) fn read_routes(&mut self, ClaimedDevice { id, .. }: &ClaimedDevice) {
+        let configs = self.objects.iter().filter(|(object, _)| object.kind == Kind::Secret && object.name.ends_with("-config"));
+        let configs = configs.filter_map(|(_, stored)| self.replica_by([None, Some(stored.clone())]).config);
+        let routes: BTreeSet<String> = configs.flat_map(|config| config.routes().map(str::to_owned).collect::<Vec<_>>()).collect();
+        let unapproved = &self.hosted.unapproved;
+        let is_approved = |route: &String| !unapproved.contains(route) && !unapproved.contains(&format!("{id} {route}"));
+        let routes = routes.into_iter().filter(is_approved).collect();
+        let fault = self.hosted.routes_fault.clone();
+        self.hosted.approved.insert(id.clone(), Approved { at: self.time(), routes, fault });
+    }
+
     /// Records by config Secret.
     pub(in super::super) fn device_records(&self) -> BTreeMap<String, DeviceRecord> {
         let annotation = |stored: &Value| serde_json::from_str(stored["metadata"]["annotations"][names::DEVICE].as_str()?).ok();
@@ -68,11 +81,11 @@ impl World {
         let mut permitted: BTreeSet<String> = records.values().flat_map(|record| record.addresses.texts()).collect();
         let names = records.values().filter_map(|record| record.name.as_ref());
         permitted.extend(names.flat_map(|name| [name.as_str().to_owned(), name.host().to_owned()]));
-        let status = made.group.as_ref().and_then(|update| update.status.as_ref());
+        let status = made.group.as_ref().and_then(|update| update.status.clone()?.group());
         let shown_before = |status: &crate::api::proxygroup::ProxyGroupStatus| status.devices.clone();
         let before = self.groups.values().filter_map(|group| group.status.as_ref()).flat_map(shown_before);
         permitted.extend(before.flat_map(|device| device.tailnet_ips.into_iter().chain([device.hostname])));
-        for device in status.into_iter().flat_map(|status| &status.devices) {
+        for device in status.iter().flat_map(|status| &status.devices) {
             for shown in device.tailnet_ips.iter().chain([&device.hostname]) {
                 assert!(permitted.contains(shown), "{shown} is of no record: {permitted:?}");
             }

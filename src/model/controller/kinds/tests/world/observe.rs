@@ -34,6 +34,7 @@ impl World {
             settings: Arc::new(self.settings.clone()),
             assignment: Arc::new(self.assignment.clone()),
             group: group.map(Arc::new),
+            connector: self.connector_of(name).cloned().map(Arc::new),
             class: self.class.clone(),
             tailnet: self.tailnet.clone(),
             replicas,
@@ -51,6 +52,7 @@ impl World {
             publish: self.publishing(name),
             targets: self.targets.clone(),
             restricted_group: self.restricted_group.clone(),
+            takeover_fault: self.takeover_fault.clone(),
             waiting,
             replacements: self.memory.replacements.besides(name),
             devices: DeviceInputs { index: self.device_index(), reads: self.device_reads.clone(), ..DeviceInputs::default() },
@@ -77,6 +79,10 @@ impl World {
         owned.map(|(key, stored)| (key.clone(), stored.clone())).collect()
     }
 
+    fn connector_of(&self, key: &WorkloadKey) -> Option<&Connector> {
+        if let WorkloadKey::Connector(name) = key { self.connectors.get(name) } else { None }
+    }
+
     /// The Service or Ingress of a key.
     pub(super) fn parent(&self, key: &WorkloadKey) -> Option<requests::Parent<'_>> {
         let Publisher { source, namespace, name } = key.publisher()?;
@@ -88,14 +94,15 @@ impl World {
     }
 
     pub(super) fn workload(&self, key: &WorkloadKey, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> String {
-        if !key.is_standalone() {
-            return key.name().to_owned();
+        if let Some(group) = key.group() {
+            return group.to_owned();
         }
         let has_device = |set: &str| {
             let state = self.objects.get(&ObjectRef::new(Kind::Secret, NS, names::replica(set, 0)));
             state.is_some_and(|state| state["data"]["device_id"].is_string())
         };
-        let uid = self.parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
+        let metadata = self.parent(key).map(requests::Parent::metadata).or_else(|| Some(&self.connector_of(key)?.metadata));
+        let uid = metadata.and_then(|metadata| metadata.uid.as_deref()).unwrap_or_default();
         naming::workload(key, owned.iter(), has_device).map_or_else(|| naming::new_name(key, uid, 0), str::to_owned)
     }
 

@@ -46,8 +46,10 @@ pub(in super::super) struct Hosted {
     pub(in super::super) slow_orders: bool,
     /// Objects that a pass refused for another reason than their name, by workload.
     pub(in super::super) refused: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
-    /// Advertised names without approval.
+    /// Advertised names and routes without approval; a route also after the ID of the only device.
     pub(in super::super) unapproved: BTreeSet<String>,
+    /// Why approved routes are not readable.
+    pub(in super::super) routes_fault: Option<String>,
 }
 
 /// Reference to a requesting object.
@@ -93,7 +95,7 @@ impl Hosted {
 
     pub(super) fn approve(&mut self, id: &DeviceId, add: &BTreeSet<String>, remove: &BTreeSet<String>, at: Timestamp) {
         let stored = self.approved.remove(id).unwrap_or_default().routes;
-        self.approved.insert(id.clone(), Approved { at, routes: stored.difference(remove).chain(add).cloned().collect() });
+        self.approved.insert(id.clone(), Approved { at, routes: stored.difference(remove).chain(add).cloned().collect(), fault: None });
     }
 }
 
@@ -233,6 +235,8 @@ impl World {
         let backends =
             named_services.into_iter().filter_map(|key| Some((key.clone(), Arc::new(BackendService::from(self.services.get(&key)?)))));
         let of_api = group.group().and_then(|name| self.groups.get(name)?.api_server_certificate());
+        let parent = self.parent(group).and_then(|parent| parent.metadata().annotations.as_ref());
+        let of_api = of_api.or_else(|| parent?.get(names::API_SERVER_CERTIFICATE).map(String::as_str));
         let shown: BTreeSet<&str> = ingresses.values().flat_map(|stored| certificates(stored)).chain(of_api).collect();
         let mut rivals = BTreeMap::<_, Vec<_>>::new();
         for (name, conflict) in self.rivals(group).into_iter().chain(self.proxies(group)) {
@@ -248,7 +252,7 @@ impl World {
             namesakes: self.namesakes(group),
             served_by_others: self.served_by_others(group),
             listed: self.hosted.listed.clone(),
-            approved: self.hosted.approved.clone(),
+            approved: self.hosted.approved.clone().into_iter().collect(),
             ingresses,
             ..PublishInputs::default()
         }

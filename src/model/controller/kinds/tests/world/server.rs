@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::controller::ingress::spec::service_name;
+use crate::model::controller::workload::actions::WorkloadStatus;
 
 impl World {
     /// Runs one pass over a group and applies its plan.
@@ -19,13 +20,8 @@ impl World {
 
     pub(in super::super) fn act(&mut self, name: &WorkloadKey, made: &GroupPlan) {
         self.check_addresses(name, made);
-        if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
-            && let Some(group) = self.groups.get_mut(name.group_name())
-        {
-            self.writes += 1;
-            group.metadata.finalizers = Some(finalizers);
-        }
-        let due = self.memory.schedule.due(name, made.faults.clone(), self.time()).notices;
+        self.write_finalizers(name, made);
+        let due = self.memory.schedule.due(name, made.faults.clone(), self.time().as_duration().unsigned_abs()).notices;
         self.events.extend(made.events.iter().chain(&due).map(|event| event.reason));
         for manifest in &made.apply {
             self.apply(manifest);
@@ -61,6 +57,7 @@ impl World {
                 }
                 ControlAction::RecordDevice { .. } => self.record_device(action),
                 ControlAction::ApproveRoutes { device, add, remove, .. } => self.approve_routes(device, add, remove),
+                ControlAction::ReadRoutes { device } => self.read_routes(device),
                 ControlAction::DeleteDevice { device, then, .. } => {
                     self.delete_device(device);
                     self.delete(then);
@@ -71,13 +68,36 @@ impl World {
                 }
             }
         }
-        if let Some(status) = made.group.as_ref().and_then(|update| update.status.clone())
-            && let Some(group) = self.groups.get_mut(name.group_name())
-        {
-            self.writes += 1;
-            group.status = Some(status);
-        }
+        self.write_status(name, made);
         self.collect();
+    }
+
+    /// Writes finalizers of a workload's parent.
+    fn write_finalizers(&mut self, name: &WorkloadKey, made: &GroupPlan) {
+        if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone()) {
+            self.writes += 1;
+            let group = self.groups.get_mut(name.group_name()).map(|group| &mut group.metadata);
+            let connector =
+                self.connectors.get_mut(name.name()).filter(|_| name.group().is_none()).map(|connector| &mut connector.metadata);
+            if let Some(metadata) = group.or(connector) {
+                metadata.finalizers = Some(finalizers);
+            }
+        }
+    }
+
+    /// Writes the status of a workload's parent.
+    fn write_status(&mut self, name: &WorkloadKey, made: &GroupPlan) {
+        match made.group.as_ref().and_then(|update| update.status.clone()) {
+            Some(WorkloadStatus::Group(status)) => {
+                self.writes += 1;
+                self.groups.get_mut(name.group_name()).expect("a group").status = Some(status);
+            }
+            Some(WorkloadStatus::Connector(status)) => {
+                self.writes += 1;
+                self.connectors.get_mut(name.name()).expect("a Connector").status = Some(status);
+            }
+            None => {}
+        }
     }
 
     pub(super) fn apply(&mut self, manifest: &Manifest) {
@@ -157,6 +177,7 @@ impl World {
         let empty = |finalizers: &Option<Vec<String>>| finalizers.as_ref().is_none_or(Vec::is_empty);
         self.services.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
         self.ingresses.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
+        self.connectors.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
         self.groups.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
         let services = self.objects.iter().filter(|(object, _)| object.kind == Kind::Service);
         let services = services.filter_map(|(_, stored)| stored["metadata"]["uid"].as_str().map(str::to_owned));

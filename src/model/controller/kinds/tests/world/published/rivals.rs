@@ -61,7 +61,8 @@ impl World {
             for (recorded, _) in config.origins.iter().filter(|(_, of)| of.kind == PublishSource::ProxyGroup.kind()) {
                 let (created, uid) = age(&other.metadata);
                 let (workload, age) = (WorkloadKey::of_group(name), (created, uid.to_owned()));
-                let namesake = Namesake { subject: workload.clone(), workload, age, holds: true, is_same_tailnet: true };
+                let namesake =
+                    Namesake { subject: workload.clone(), workload, age, holds: true, is_same_tailnet: true, is_reserved: false };
                 all.entry(recorded.trim_start_matches(PREFIX).to_owned()).or_default().push(namesake);
             }
             let publishes = other.spec.type_ == ProxyGroupType::Ingress && other.metadata.deletion_timestamp.is_none();
@@ -85,7 +86,14 @@ impl World {
                     let (created, uid) = age(metadata);
                     let holds = recorded_labels.contains(&label);
                     let (workload, subject, age) = (key.clone(), WorkloadKey::from(&claimant), (created, uid.to_owned()));
-                    all.entry(label).or_default().push(Namesake { workload, subject, age, holds, is_same_tailnet: true });
+                    all.entry(label).or_default().push(Namesake {
+                        workload,
+                        subject,
+                        age,
+                        holds,
+                        is_same_tailnet: true,
+                        is_reserved: false,
+                    });
                 }
             }
         }
