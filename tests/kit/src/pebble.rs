@@ -100,7 +100,10 @@ impl Pebble {
         let sleep = if self.manner.slow == 0 { ("PEBBLE_VA_NOSLEEP", "1") } else { ("PEBBLE_VA_SLEEPTIME", slow.as_str()) };
         let env = [sleep, ("PEBBLE_AUTHZREUSE", reuse.as_str()), ("PEBBLE_WFE_NONCEREJECT", &nonces)];
         self.process = Some(machine.spawn("pebble", &[&program, "-config", &config, "-dnsserver", "127.0.0.1:8053"], &env));
-        eventually("Pebble", DEADLINE, || std::net::TcpStream::connect((self.address, 14000)).ok());
+        // Pebble opens the two ports one after the other.
+        for port in [14000, 15000] {
+            eventually("Pebble", DEADLINE, || std::net::TcpStream::connect((self.address, port)).ok());
+        }
     }
 
     /// Ends it.

@@ -221,7 +221,8 @@ fn signalled_in_the_first_sync(stop_at: usize, loaded: bool) {
     let start = Start { args: vec!["--firewall-mode".into(), "nftables".into()], env: vec![("PATH".into(), path)] };
     let mut replica = Replica::launch(scene.proxy(), &Value::Object(config).to_string(), &scene.netmap(), &start);
     until("nft is stopped", PATIENCE, || place.path().join("stopped").exists());
-    assert_eq!(replica.get("/readyz").expect("an answer").status, 503, "the first sync is under way");
+    // The listener of probes starts beside the first sync.
+    until("unready, as the first sync is under way", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.status == 503));
     replica.signal(Signal::SIGTERM);
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
     let runs = std::fs::read_to_string(file("runs")).expect("runs");
