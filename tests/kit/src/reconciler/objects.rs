@@ -1,5 +1,7 @@
 //! Objects of reconciler tests: groups with their objects and configs, tailnets, owners of names.
 
+use std::time::Duration;
+
 use k8s_openapi::ByteString;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
@@ -57,6 +59,8 @@ impl Stage {
     /// Deletes the objects of a group; returns them as kind and name.
     pub async fn delete_objects(&self, group: &str) -> Vec<String> {
         let objects = self.objects(group).await;
+        // Creation times have whole seconds: a config Secret that is recreated in the second of its Pod looks like that of a new Pod.
+        tokio::time::sleep(Duration::from_secs(1)).await;
         macro_rules! delete {
             ($($kind:ty),*) => {$(
                 let prefix = concat!(stringify!($kind), " ");
