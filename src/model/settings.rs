@@ -193,6 +193,8 @@ pub struct FrontEndSettings {
     pub tunnel_timeout: Duration,
     /// Maximum number of client connections (`TAILYARD_MAX_CONNECTIONS`).
     pub max_connections: usize,
+    /// End the open streams of a client that lost a right at the API server (`TAILYARD_END_REVOKED_STREAMS`).
+    pub end_revoked_streams: bool,
     /// Terminate connections to Tailscale Services in the kernel, not in tailscaled's TCP stack (`TAILYARD_KERNEL_TCP`).
     pub kernel_tcp: bool,
 }
@@ -205,6 +207,7 @@ impl Default for FrontEndSettings {
             answer_timeout: Duration::from_hours(1),
             tunnel_timeout: Duration::from_hours(1),
             max_connections: shares::MOST_CONNECTIONS,
+            end_revoked_streams: true,
             kernel_tcp: false,
         }
     }

@@ -3,6 +3,7 @@
 //! Requests impersonate the client's identity in the tailnet with the token of the Pod's service account, or in mode `noauth` have the client's
 //! own credentials. [`crate::model::api_server`] decides; own responses are `Status` objects.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub struct ApiServerService {
     base: BasePath,
     upgrades: Upgrades,
     stats: ApiServerStats,
+    /// Whether a client that loses a right loses its connection, with all streams.
+    end_revoked_streams: bool,
 }
 
 /// Route of a request to the API server.
@@ -56,9 +59,9 @@ pub struct ApiServerRoute {
 }
 
 impl ApiServerService {
-    pub fn new(callers: Callers, credentials: UpstreamCredentials, base: BasePath) -> Self {
+    pub fn new(callers: Callers, credentials: UpstreamCredentials, base: BasePath, end_revoked_streams: bool) -> Self {
         let upgrades = Upgrades::read(UPGRADES).unwrap_or_default();
-        Self { callers, credentials, base, upgrades, stats: ApiServerStats::default() }
+        Self { callers, credentials, base, upgrades, stats: ApiServerStats::default(), end_revoked_streams }
     }
 
     pub fn stats(&self) -> ApiServerStats {
@@ -210,7 +213,11 @@ impl HttpService for ApiServerService {
     }
 
     async fn revoked(&self, client: &ClientConnection<ConnectionCaller>) {
-        self.callers.revoked(client).await;
+        if self.end_revoked_streams {
+            self.callers.revoked(client).await;
+        } else {
+            pending::<()>().await;
+        }
     }
 }
 

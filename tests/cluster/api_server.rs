@@ -35,6 +35,7 @@ fn kubectl_works_over_the_tailnet() {
     scenario("headers of other users", || identity::no_header_names_another_user(&stage));
     scenario("kubectl reads", || commands::reads(&stage));
     scenario("kubectl writes", || commands::writes(&stage));
+    scenario("discovery in bursts", || commands::discovery_in_bursts(&stage));
     for protocol in streams::PROTOCOLS {
         scenario(&format!("streams over {}", protocol.name), || streams::carry_every_byte(&stage, protocol));
     }
@@ -44,6 +45,7 @@ fn kubectl_works_over_the_tailnet() {
     scenario("a rolling restart", || changes::restart_fails_no_request(&stage));
     scenario("a session while its replica drains", || changes::session_ends_before_its_replica(&stage));
     scenario("a replica is killed", || changes::killed_replica_is_replaced(&stage));
+    scenario("another token of the Pod", || changes::replaced_token_is_used_without_a_restart(&stage));
     scenario("no API server", || changes::outage_of_the_api_server_is_a_status(&stage));
     scenario("another host name", || changes::former_name_is_served_until_the_new_one(&stage));
     scenario("HTTP", || changes::plain_http_has_the_same_identity(&stage));

@@ -16,7 +16,7 @@ use crate::model::front_end::vhosts::headers::{self, RequestInfo};
 use super::ApiRoute;
 use super::grants::{Grants, MAX_GROUPS};
 use super::refusal::ApiServerRefusal;
-use super::subject::{SubjectError, SubjectName};
+use super::subject::{self, SubjectError, SubjectName};
 
 const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
@@ -98,6 +98,10 @@ fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, site: &ApiServ
     if user.is_empty() {
         return Err(ApiServerRefusal::Nameless);
     }
+    let is_distinct = if tags.is_empty() { !is_device_beside(login, node) } else { is_full_name(node) };
+    if !is_distinct {
+        return Err(ApiServerRefusal::Ambiguous(subject::shown(user)));
+    }
     let mut headers = HeaderMap::new();
     headers.insert(USER, permitted(SubjectName::read(user)?)?);
     for group in &grants.groups {
@@ -113,6 +117,20 @@ fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, site: &ApiServ
         }
     }
     Ok(headers)
+}
+
+/// Whether a device's name is one in a domain. A tagged device chooses its host name, which alone could be a user's login: headscale has logins
+/// without `@`, and tailnets without a domain.
+fn is_full_name(node: &str) -> bool {
+    let is_label = |label: &str| !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
+    node.contains('.') && node.split('.').all(is_label)
+}
+
+/// Whether a login could be the name of a tagged device in the domain of the user's device.
+fn is_device_beside(login: &str, node: &str) -> bool {
+    let domain = node.split_once('.').map(|(_, domain)| domain).filter(|domain| !domain.is_empty());
+    let is_in = |domain: &str| login.strip_suffix(domain).is_some_and(|host| host.ends_with('.'));
+    !login.contains('@') && domain.is_some_and(is_in)
 }
 
 fn remove(headers: &mut HeaderMap, is_claim: impl Fn(&HeaderName) -> bool) {

@@ -21,6 +21,8 @@ pub enum ApiServerRefusal {
     Unidentified,
     #[error("the client has neither a user nor a name in the tailnet")]
     Nameless,
+    #[error("{0:?} could be the name of a user and of a device alike: give the tailnet a domain, and users no names in it")]
+    Ambiguous(String),
     #[error(transparent)]
     Grants(#[from] GrantsError),
     #[error(transparent)]
@@ -52,9 +54,13 @@ impl ApiServerRefusal {
             Self::UnknownHost => StatusCode::MISDIRECTED_REQUEST,
             Self::UnknownClient => StatusCode::UNAUTHORIZED,
             Self::Unidentified | Self::NoUpstream => StatusCode::SERVICE_UNAVAILABLE,
-            Self::OtherSite | Self::Nameless | Self::Grants(_) | Self::Subject(_) | Self::Unrecorded | Self::Unreported => {
-                StatusCode::FORBIDDEN
-            }
+            Self::OtherSite
+            | Self::Nameless
+            | Self::Ambiguous(_)
+            | Self::Grants(_)
+            | Self::Subject(_)
+            | Self::Unrecorded
+            | Self::Unreported => StatusCode::FORBIDDEN,
         }
     }
 }

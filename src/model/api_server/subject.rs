@@ -49,7 +49,8 @@ pub fn is_system(name: &str) -> bool {
     SYSTEM.iter().any(|prefix| name.starts_with(prefix))
 }
 
-fn shown(text: &str) -> String {
+/// The beginning of a name, for messages.
+pub(super) fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN).collect()
 }
 

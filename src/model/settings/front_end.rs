@@ -12,6 +12,7 @@ pub(super) fn front_end(source: &mut SettingSource<'_>) -> FrontEndSettings {
         answer_timeout: source.duration("TAILYARD_ANSWER_TIMEOUT"),
         tunnel_timeout: source.duration("TAILYARD_TUNNEL_TIMEOUT"),
         max_connections: source.parsed("TAILYARD_MAX_CONNECTIONS", "a number above zero", number).unwrap_or_default(),
+        end_revoked_streams: source.boolean("TAILYARD_END_REVOKED_STREAMS", true),
         kernel_tcp: source.boolean("TAILYARD_KERNEL_TCP", false),
     }
 }

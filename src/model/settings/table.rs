@@ -93,6 +93,8 @@ const PROXY: [Section; 6] = [
         flag("--tunnel-timeout", "TAILYARD_TUNNEL_TIMEOUT", "TIME", "1h").help("Idle timeout of upgraded connections"),
         flag("--max-connections", "TAILYARD_MAX_CONNECTIONS", "NUMBER", "16384")
             .help("Maximum number of client connections, a quarter of it for one client; less if file descriptors or memory are scarce"),
+        flag("--end-revoked-streams", "TAILYARD_END_REVOKED_STREAMS", "true|false", "true")
+            .help("End watches and sessions of a client of the Kubernetes API that loses a right; its next requests are refused in any case"),
         flag("--kernel-tcp", "TAILYARD_KERNEL_TCP", "true|false", "false")
             .help("Terminate connections to Tailscale Services in the kernel, if it can, in place of tailscaled's TCP stack"),
     ]),

@@ -303,6 +303,7 @@ fn front_end_limits_are_read() {
         ("TAILYARD_ANSWER_TIMEOUT", "5m"),
         ("TAILYARD_TUNNEL_TIMEOUT", "24h"),
         ("TAILYARD_MAX_CONNECTIONS", "500"),
+        ("TAILYARD_END_REVOKED_STREAMS", "false"),
         ("TAILYARD_KERNEL_TCP", "true"),
     ]);
     let expected = FrontEndSettings {
@@ -311,6 +312,7 @@ fn front_end_limits_are_read() {
         answer_timeout: Duration::from_mins(5),
         tunnel_timeout: Duration::from_hours(24),
         max_connections: 500,
+        end_revoked_streams: false,
         kernel_tcp: true,
     };
     assert_eq!(set.front_end, expected);

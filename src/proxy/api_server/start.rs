@@ -23,6 +23,7 @@ pub struct ApiServerInputs<'a> {
     pub lookup_of: LookupOfService,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     pub sites: watch::Receiver<Arc<Vhosts>>,
+    pub end_revoked_streams: bool,
 }
 
 /// State of the API server proxy, for readiness and scrapes.
@@ -35,7 +36,7 @@ pub struct ApiServerPart {
 
 /// Starts the tasks of the service, which are idle without a virtual host of the API server. Fails if TLS cannot be initialized.
 pub fn start(inputs: ApiServerInputs<'_>, tasks: &mut Tasks) -> Result<(ApiServerService, ApiServerPart), TlsError> {
-    let ApiServerInputs { cluster, upstream, lookup_of, netmap, sites } = inputs;
+    let ApiServerInputs { cluster, upstream, lookup_of, netmap, sites, end_revoked_streams } = inputs;
     let (credentials, work) = UpstreamCredentials::follow(PathBuf::from(SERVICE_ACCOUNT))?;
     let mut needed = sites.clone();
     tasks.run_until_stop("credentials for the API server", async move {
@@ -47,7 +48,7 @@ pub fn start(inputs: ApiServerInputs<'_>, tasks: &mut Tasks) -> Result<(ApiServe
     tasks.run_until_stop("reachability of the API server", reachability::follow(cluster.cloned(), upstream.is_some(), sites, sender));
     let callers = Callers::new(lookup_of, netmap);
     let base = upstream.map(|upstream| upstream.base.clone()).unwrap_or_default();
-    let service = ApiServerService::new(callers, credentials, base);
+    let service = ApiServerService::new(callers, credentials, base, end_revoked_streams);
     let part = ApiServerPart { stats: service.stats(), fault };
     Ok((service, part))
 }

@@ -134,7 +134,14 @@ impl Listening {
         let (api, progress) = (daemon.api.clone(), withdrawal.clone());
         let lookup_of: LookupOfService =
             Box::new(move |service| identify::with_grants(identify::by(api.clone(), service), progress.clone()));
-        let inputs = ApiServerInputs { cluster, upstream: upstream.as_ref(), lookup_of, netmap, sites: sites.clone() };
+        let inputs = ApiServerInputs {
+            cluster,
+            upstream: upstream.as_ref(),
+            lookup_of,
+            netmap,
+            sites: sites.clone(),
+            end_revoked_streams: front_end.end_revoked_streams,
+        };
         let set_up = |error: &TlsError| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}");
         let (service, api_server) = api_server::start::start(inputs, tasks).inspect_err(set_up).ok()?;
         let inputs = front_end::Inputs {

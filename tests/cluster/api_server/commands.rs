@@ -1,12 +1,21 @@
 //! kubectl's commands without a session: reads and writes.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::process::Stdio;
+use std::time::Instant;
 
 use kit::cluster::DEADLINE;
 use kit::wait::until;
 use serde_json::json;
 
-use super::stage::{ALICE, SHELL, Stage};
+use super::stage::{ALICE, GROUP, SHELL, Stage};
+use super::user::printed;
+
+/// Number of clients that discover the API at once.
+const CLIENTS: usize = 10;
+/// Number of requests of a burst, and of its connections.
+const BURST: (usize, usize) = (200, 60);
 
 /// Gets, lists in pages, watches, follows logs, and requests by path and by a local proxy.
 pub(crate) fn reads(stage: &Stage) {
@@ -55,4 +64,29 @@ pub(crate) fn writes(stage: &Stage) {
     user.kubectl(&["delete", "configmap/applied", "configmap/watched", "--timeout=60s"]);
     let gone = user.refused(&["get", "configmap", "applied"]);
     assert!(gone.contains("NotFound"), "{gone}");
+}
+
+/// Discovery by several kubectls at once, each with an empty cache, and a burst of requests on many connections of one client.
+pub(crate) fn discovery_in_bursts(stage: &Stage) {
+    let resources = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let expected = resources(&stage.cluster.kubectl(&["api-resources", "-o", "name"]));
+    let begin = Instant::now();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|number| {
+            let mut command = stage.alice.command();
+            command.env("KUBECACHEDIR", format!("/run/discovery-{number}")).args(["api-resources", "-o", "name"]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nsenter")
+        })
+        .collect();
+    for client in clients {
+        let output = client.wait_with_output().expect("a child");
+        assert_eq!(resources(&printed("api-resources", &output)), expected, "{}", stage.logs());
+    }
+    println!("discovery by {CLIENTS} clients at once: {:?}", begin.elapsed());
+    let (begin, (requests, connections)) = (Instant::now(), BURST);
+    let parallel =
+        ["--http1.1", "--parallel", "--parallel-immediate", "--parallel-max", &connections.to_string(), "--fail", "--fail-early"];
+    let answers = stage.alice.ask(GROUP, &format!("/apis/apps/v1?request=[1-{requests}]"), &parallel).expect("answers");
+    assert_eq!(answers.body.matches("APIResourceList").count(), requests, "{}", stage.logs());
+    println!("{requests} requests on {connections} connections: {:?}", begin.elapsed());
 }

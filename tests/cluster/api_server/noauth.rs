@@ -21,6 +21,14 @@ pub(crate) fn requests_have_their_own_credentials(stage: &Stage) {
     let whoami = stage.mallory.kubectl(&[&token, "auth", "whoami", "-o", "json"]);
     let whoami: Value = serde_json::from_str(&whoami).expect("JSON");
     assert_eq!(whoami["status"]["userInfo"]["username"], "system:serviceaccount:default:reader", "{whoami}");
+    stage.cluster.kubectl(&["create", "rolebinding", "reader", "--clusterrole=edit", "--serviceaccount=default:reader", "-n", "default"]);
+    let kubectl = |args: &[&str]| stage.mallory.kubectl(&[&[&*token, "--namespace=default"], args].concat());
+    kubectl(&["create", "configmap", "own", "--from-literal=key=one"]);
+    kubectl(&["patch", "configmap", "own", "--type=merge", "--patch", r#"{"data":{"key":"two"}}"#]);
+    assert_eq!(kubectl(&["get", "configmap", "own", "-o", "jsonpath={.data.key}"]), "two");
+    kubectl(&["delete", "configmap", "own", "--timeout=60s"]);
+    let gone = stage.mallory.refused(&[&token, "--namespace=default", "get", "configmap", "own"]);
+    assert!(gone.contains("NotFound"), "{gone}");
     for args in [&[][..], &["-H", "Authorization: Bearer unused"]] {
         let answer = stage.alice.ask(RENAMED, "/api/v1/namespaces/default/pods", args).expect("an answer");
         assert_eq!((answer.status, answer.json()["kind"].take()), (if args.is_empty() { 403 } else { 401 }, json!("Status")), "{answer:?}");

@@ -1,7 +1,8 @@
-//! Sessions of kubectl: exec, attach, cp and port-forward.
+//! Sessions of kubectl: exec, attach, run, cp and port-forward.
 
 use std::fs;
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use kit::cluster::DEADLINE;
 use kit::cluster::images::TOOLS;
@@ -30,7 +31,7 @@ pub(crate) const FALLBACK: &str = "allback";
 const LARGE: usize = 4 << 20;
 
 impl Protocol {
-    fn env(self) -> [(&'static str, &'static str); 2] {
+    pub(crate) fn env(self) -> [(&'static str, &'static str); 2] {
         ["KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS"].map(|gate| (gate, self.is_websocket))
     }
 }
@@ -39,6 +40,7 @@ impl Protocol {
 pub(crate) fn carry_every_byte(stage: &Stage, protocol: Protocol) {
     exec(stage, protocol);
     attach(stage, protocol);
+    run(stage, protocol);
     copy(stage, protocol);
     forward(stage, protocol);
     debug(stage, protocol);
@@ -61,12 +63,35 @@ fn exec(stage: &Stage, protocol: Protocol) {
     let large: Vec<u8> = (0..LARGE).map(|index| u8::try_from(index * 31 % 251).expect("small")).collect();
     let echoed = run(&["-i", SHELL, "--", "cat"], &large);
     assert!(echoed.stdout == large, "{} of {LARGE} bytes: {}", echoed.stdout.len(), String::from_utf8_lossy(&echoed.stderr));
-    let program = stage.alice.command().get_args().last().expect("kubectl").to_owned();
-    let line = format!("{} exec -it {SHELL} -- sh -c 'test -t 0 && echo terminal'", program.display());
-    let mut terminal = stage.alice.client.command("/usr/bin/script".as_ref());
-    terminal.envs(stage.alice.command().get_envs().filter_map(|(name, value)| Some((name, value?)))).envs(protocol.env());
-    let shown = printed("exec -it", &terminal.args(["-qec", &line, "/dev/null"]).output().expect("nsenter"));
+    let mut command = terminal(stage, protocol, &format!("exec -it {SHELL} -- sh -c 'test -t 0 && echo terminal'"));
+    let shown = printed("exec -it", &command.output().expect("nsenter"));
     assert!(shown.contains("terminal"), "{shown}");
+}
+
+/// kubectl in a terminal, to be run with these words of a shell.
+fn terminal(stage: &Stage, protocol: Protocol, words: &str) -> Command {
+    let program = stage.alice.command().get_args().last().expect("kubectl").to_owned();
+    let mut command = stage.alice.client.command("/usr/bin/script".as_ref());
+    command.envs(stage.alice.command().get_envs().filter_map(|(name, value)| Some((name, value?)))).envs(protocol.env());
+    command.args(["-qec", &format!("{} {words}", program.display()), "/dev/null"]);
+    command
+}
+
+/// A Pod for the time of a terminal, which reads a line from it.
+fn run(stage: &Stage, protocol: Protocol) {
+    let name = format!("run-{}", protocol.name.to_lowercase());
+    let options = format!("-v=4 --rm --restart=Never --image={TOOLS} --image-pull-policy=Never");
+    let words = format!("run -it {name} {options} -- sh -c 'read line; test -t 0 && echo got $line'");
+    let mut command = terminal(stage, protocol, &words);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nsenter");
+    // The terminal stores the line until kubectl is attached. Its input does not end before.
+    let mut input = child.stdin.take().expect("piped");
+    input.write_all(b"typed\n").expect("written");
+    eventually("the end of run -it", DEADLINE, || child.try_wait().expect("a child"));
+    let shown = printed("run -it --rm", &child.wait_with_output().expect("a child"));
+    assert!(shown.contains("got typed") && shown.contains("deleted") && !shown.contains(FALLBACK), "by {}: {shown}", protocol.name);
+    let gone = || !stage.cluster.try_kubectl(&["get", "pod", &name]).status.success();
+    until("the Pod is deleted", DEADLINE, gone);
 }
 
 /// Input and output of a running container.

@@ -95,13 +95,7 @@ impl User {
     pub(crate) fn curl(&self, url: &str, args: &[&str]) -> Result<Answer, String> {
         let mut command = self.client.command(Path::new("/usr/bin/curl"));
         command.args(["-sS", "--max-time", "10", "--cacert"]).arg(self.client.roots());
-        let output = command.args(["-w", "\n%{http_code}"]).args(args).arg(url).output().expect("nsenter");
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-        }
-        let text = String::from_utf8_lossy(&output.stdout);
-        let (body, status) = text.rsplit_once('\n').expect("a status");
-        Ok(Answer { status: status.parse().expect("a number"), body: body.to_owned() })
+        Answer::read(&command.args(["-w", "\n%{http_code}"]).args(args).arg(url).output().expect("nsenter"))
     }
 
     /// Identity of this user, as the API server has it, of requests with these arguments of curl.
@@ -119,6 +113,16 @@ impl User {
 }
 
 impl Answer {
+    /// Reads the output of curl, whose last line is the status.
+    pub(crate) fn read(output: &Output) -> Result<Self, String> {
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let (body, status) = text.rsplit_once('\n').expect("a status");
+        Ok(Self { status: status.parse().expect("a number"), body: body.to_owned() })
+    }
+
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }

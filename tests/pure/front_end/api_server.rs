@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
-use http_body_util::{Full, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -35,7 +35,7 @@ use tailyard::proxy::front_end::identify::WhoIsLookup;
 use tailyard::proxy::front_end::vhosts::VhostService;
 use tailyard::proxy::ingress::services::SiteService;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -46,6 +46,10 @@ use kit::front_end::front::{
 };
 use kit::front_end::refusing::{RefusedBy, Refusing};
 use kit::wait::{eventually_async, until_async};
+
+use super::messages;
+
+mod attackers;
 
 const NAME: &str = "kube.tail.ts.net";
 /// Address of the API server, for which its certificate is.
@@ -60,6 +64,24 @@ const BOB: &str = "100.64.0.5:50000";
 const PODS: &str = "/api/v1/namespaces/ns/pods";
 const EXEC: &str = "/api/v1/namespaces/ns/pods/p/exec";
 const ALPN: &[&str] = &["h2", "http/1.1"];
+
+/// Headers by which a client names another user, brings credentials or claims another address.
+const CLAIMS: [(&str, &str); 14] = [
+    ("authorization", "Bearer stolen"),
+    ("impersonate-user", "root"),
+    ("impersonate-group", "system:masters"),
+    ("impersonate-uid", "0"),
+    ("impersonate-extra-scopes", "all"),
+    ("impersonate-extra-tailyard.io%2fnode", "other"),
+    ("impersonate_user", "root"),
+    ("impersonate.group", "system:masters"),
+    ("x-remote-user", "root"),
+    ("x_remote_group", "system:masters"),
+    ("x-remote-extra-scopes", "all"),
+    ("tailscale-user-login", "root"),
+    ("x-forwarded-for", "10.0.0.1"),
+    ("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.c3RvbGVu, v5.channel.k8s.io"),
+];
 
 type Answers = Arc<Mutex<BTreeMap<IpAddr, Value>>>;
 
@@ -118,10 +140,14 @@ impl Stage {
     }
 
     async fn at(sites: &Value, authority: Authority, backend: Backend) -> Self {
-        Self::limited(sites, authority, backend, Limits::default()).await
+        Self::opened(sites, authority, backend, Options::default()).await
     }
 
-    async fn limited(sites: &Value, authority: Authority, backend: Backend, limits: Limits) -> Self {
+    async fn opened(sites: &Value, authority: Authority, backend: Backend, options: Options) -> Self {
+        Self::set(sites, authority, backend, options, true).await
+    }
+
+    async fn set(sites: &Value, authority: Authority, backend: Backend, options: Options, end_revoked_streams: bool) -> Self {
         let files = TempDir::new().expect("a directory");
         replace(&files.path().join("ca.crt"), authority.pem().as_bytes()).expect("written");
         replace(&files.path().join("token"), b"one\n").expect("written");
@@ -159,10 +185,11 @@ impl Stage {
             Callers::new(Box::new(move |_| Arc::clone(&lookup)), netmap_seen),
             credentials.clone(),
             BasePath::default(),
+            end_revoked_streams,
         );
         let stats = api_server.stats();
         let service = SiteService { vhosts: VhostService::new(None).expect("set up"), api_server };
-        let front = Front::serving(sites.clone(), Options { limits, ..Options::default() }, service).await;
+        let front = Front::serving(sites.clone(), options, service).await;
         until_async("the token is read", DEADLINE, async || credentials.authorization().is_some()).await;
         Self { front, backend, authority, files, whois, lookups, netmap, stats }
     }
@@ -226,6 +253,15 @@ impl Stage {
     }
 }
 
+/// All that a connection returns to these bytes, until it is closed.
+async fn exchange(stream: impl AsyncRead + AsyncWrite, bytes: &[u8]) -> String {
+    let (mut read, mut write) = tokio::io::split(stream);
+    let mut answer = Vec::new();
+    // The other side may close before it has read everything.
+    let _ = timeout(DEADLINE, async { tokio::join!(write.write_all(bytes), read.read_to_end(&mut answer)) }).await.expect("closed in time");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
 /// Message of a response of the proxy itself.
 fn status(answer: &ReceivedResponse, code: u16) -> String {
     assert_eq!((answer.status.as_u16(), answer.headers.get(CONTENT_TYPE)), (code, Some(&"application/json".parse().expect("a value"))));
@@ -248,26 +284,10 @@ fn identity(received: &Value) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
 async fn identity_of_the_connection_replaces_every_claim_in_both_versions_of_http() {
     for alpn in [ALPN, &["http/1.1"], &[]] {
         let stage = Stage::with(&json!({"mode": "auth", "sendExtra": true}), alpn).await;
-        let claims = [
-            ("authorization", "Bearer stolen"),
-            ("impersonate-user", "root"),
-            ("impersonate-group", "system:masters"),
-            ("impersonate-uid", "0"),
-            ("impersonate-extra-scopes", "all"),
-            ("impersonate-extra-tailyard.io%2fnode", "other"),
-            ("impersonate_user", "root"),
-            ("impersonate.group", "system:masters"),
-            ("x-remote-user", "root"),
-            ("x_remote_group", "system:masters"),
-            ("x-remote-extra-scopes", "all"),
-            ("tailscale-user-login", "root"),
-            ("x-forwarded-for", "10.0.0.1"),
-            ("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.c3RvbGVu, v5.channel.k8s.io"),
-        ];
-        let over_http1 = [&claims[..], &[("connection", "impersonate-user, impersonate-group, authorization, x-forwarded-for")]].concat();
+        let over_http1 = [&CLAIMS[..], &[("connection", "impersonate-user, impersonate-group, authorization, x-forwarded-for")]].concat();
         let first = stage.get(CLIENT, &format!("{PODS}?watch=0;x"), &over_http1).await;
         let mut request = get2(&format!("https://{NAME}{PODS}?watch=0;x"));
-        for (name, value) in claims {
+        for (name, value) in CLAIMS {
             request.headers_mut().append(name, HeaderValue::from_static(value));
         }
         let second = got(stage.http2(CLIENT).await.send_request(request)).await;
@@ -331,17 +351,30 @@ async fn no_request_passes_by_an_upgrade_to_http() {
 
 #[tokio::test]
 async fn identity_in_trailers_is_removed() {
-    let stage = Stage::new().await;
-    let stream = stage.stream(CLIENT, "h2").await;
-    let (mut client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP");
-    tokio::spawn(connection);
-    let names = ["impersonate-user", "impersonate_group", "x-remote-user", "authorization", "x-harmless"];
-    let trailers: HeaderMap = names.map(|name| (HeaderName::from_static(name), HeaderValue::from_static("root"))).into_iter().collect();
-    let frames = [Frame::data(Bytes::from_static(b"abc")), Frame::trailers(trailers)].map(Ok::<_, Infallible>);
-    let body = StreamBody::new(futures_util::stream::iter(frames));
-    let request = Request::post(format!("https://{NAME}{PODS}")).body(body).expect("a request");
-    let received = got(client.send_request(request)).await.echoed();
-    assert_eq!((&received["trailers"], &received["length"]), (&json!(["x-harmless"]), &json!(3)));
+    const NAMES: [&str; 6] =
+        ["impersonate-user", "impersonate_group", "impersonate-extra-scopes", "x-remote-user", "authorization", "x-harmless"];
+    // HTTP/1.1 sends only the trailers that the header `Trailer` announces, and this proxy announces none.
+    for (alpn, expected) in [(ALPN, json!(["x-harmless"])), (&["http/1.1"], json!([]))] {
+        let stage = Stage::with(&json!({"mode": "auth"}), alpn).await;
+        let stream = stage.stream(CLIENT, "h2").await;
+        let (mut client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP");
+        tokio::spawn(connection);
+        let trailers: HeaderMap = NAMES.map(|name| (HeaderName::from_static(name), HeaderValue::from_static("root"))).into_iter().collect();
+        let frames = [Frame::data(Bytes::from_static(b"abc")), Frame::trailers(trailers)].map(Ok::<_, Infallible>);
+        let body = StreamBody::new(futures_util::stream::iter(frames));
+        let request = Request::post(format!("https://{NAME}{PODS}")).body(body).expect("a request");
+        let over_http2 = got(client.send_request(request)).await.echoed();
+        let fields: String = NAMES.iter().map(|name| format!("{name}: root\r\n")).collect();
+        let head =
+            format!("POST {PODS} HTTP/1.1\r\nHost: {NAME}\r\nConnection: close, TE\r\nTE: trailers\r\nTrailer: {}\r\n", NAMES.join(", "));
+        let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n{fields}\r\n");
+        let over_http1 = messages::echo(exchange(stage.stream(CLIENT, "http/1.1").await, chunked.as_bytes()).await.as_bytes());
+        for received in [over_http2, over_http1] {
+            assert_eq!((&received["trailers"], &received["length"]), (&expected, &json!(3)), "{alpn:?}: {received}");
+            assert_eq!(identity(&received), (vec!["alice@example.com"], vec!["dev", "ops"], vec!["Bearer one"]), "{alpn:?}");
+            assert!(!received.to_string().contains("root"), "{received}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -349,6 +382,12 @@ async fn tagged_node_is_no_user_whatever_it_claims() {
     let stage = Stage::new().await;
     let received = stage.get(TAGGED, PODS, &[("impersonate-user", "alice@example.com")]).await.echoed();
     assert_eq!(identity(&received), (vec!["ci.tail.ts.net"], vec!["tag:ci"], vec!["Bearer one"]));
+    for name in ["alice@example.com.", "alice"] {
+        let rules = &groups(&["dev"])[0];
+        stage.knows(TAGGED, json!({"Node": {"Name": name, "Tags": ["tag:ci"]}, "CapMap": {"tailscale.com/cap/kubernetes": [rules]}}));
+        assert!(status(&stage.get(TAGGED, PODS, &[]).await, 403).contains("a user and of a device alike"), "{name}");
+    }
+    assert_eq!(stage.backend.state.requests(), 1);
 }
 
 #[tokio::test]
@@ -621,7 +660,7 @@ async fn client_at_its_limit_gets_a_429_that_it_repeats_and_takes_nothing_from_o
     let backend = api_server("127.0.0.1:0", &authority, ALPN).await;
     let sites = sites(&json!({"mode": "auth"}), backend.address, "https");
     let limits = Limits { shares: Shares { source_requests: 20, ..Shares::default() }, ..Limits::default() };
-    let stage = Stage::limited(&sites, authority, backend, limits).await;
+    let stage = Stage::opened(&sites, authority, backend, Options { limits, ..Options::default() }).await;
     let watch = get2(&format!("https://{NAME}/endless"));
     let (mut first, mut second, mut watches) = (stage.http2(CLIENT).await, stage.http2(CLIENT).await, Vec::new());
     for number in 0..20 {
@@ -709,6 +748,27 @@ async fn lost_right_closes_the_connection_with_its_streams() {
     // The response to this request may be lost with the connection.
     let _ = client.clone().send_request(get2(&format!("https://{NAME}{PODS}"))).await;
     until_async("the connection ends", DEADLINE, async || *stage.front.front_end.stats.open().borrow() == 0).await;
+}
+
+#[tokio::test]
+async fn open_stream_outlives_a_lost_right_if_the_setting_says_so_and_no_request_does() {
+    let authority = Authority::new();
+    let backend = api_server("127.0.0.1:0", &authority, ALPN).await;
+    let sites = sites(&json!({"mode": "auth"}), backend.address, "https");
+    let stage = Stage::set(&sites, authority, backend, Options::default(), false).await;
+    let client = stage.http2(CLIENT).await;
+    let request = |path: &str| client.clone().send_request(get2(&format!("https://{NAME}{path}")));
+    let mut watch = request("/endless").await.expect("a response").into_body();
+    stage.knows(CLIENT, user("alice@example.com", &groups(&["dev"])));
+    assert_eq!(identity(&got(request(PODS)).await.echoed()).1, ["dev"], "on the connection of the stream");
+    stage.whois.lock().expect("no panic").remove(&address(CLIENT));
+    stage.netmap.send_replace(Some(Arc::default()));
+    status(&got(request(PODS)).await, 401);
+    for _ in 0..100 {
+        let next = timeout(DEADLINE, watch.frame()).await.expect("in time").expect("no end");
+        assert!(next.is_ok_and(|frame| frame.is_data()));
+    }
+    assert_eq!(*stage.front.front_end.stats.open().borrow(), 1);
 }
 
 #[tokio::test]

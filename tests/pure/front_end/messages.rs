@@ -17,7 +17,7 @@ use kit::front_end::frames::{
 };
 use kit::front_end::front::{DEADLINE, Front, Options, get2, got, plain, service, site};
 
-const NAME: &str = "web.tail.ts.net";
+pub(super) const NAME: &str = "web.tail.ts.net";
 /// Bytes that must never become their own request.
 const HIDDEN: &str = "GET /hidden HTTP/1.1\r\nHost: web.tail.ts.net\r\n\r\n";
 
@@ -44,7 +44,7 @@ fn status(answer: &[u8]) -> u16 {
 }
 
 /// Request as the backend has received it.
-fn echo(answer: &[u8]) -> Value {
+pub(super) fn echo(answer: &[u8]) -> Value {
     let text = String::from_utf8_lossy(answer);
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
     serde_json::from_str(&body[body.find('{').unwrap_or_default()..=body.rfind('}').unwrap_or_default()])
@@ -92,7 +92,7 @@ async fn ambiguous_requests_are_refused() {
 }
 
 /// Lengths and encodings that servers are known to interpret differently.
-fn disputed_lengths() -> Vec<(&'static str, String)> {
+pub(super) fn disputed_lengths() -> Vec<(&'static str, String)> {
     let (host, size, hex) = (format!("Host: {NAME}"), HIDDEN.len(), format!("{:x}", HIDDEN.len()));
     let post = format!("POST /seen HTTP/1.1\r\n{host}\r\n");
     vec![
@@ -121,7 +121,7 @@ fn disputed_lengths() -> Vec<(&'static str, String)> {
 }
 
 /// The same for chunks, targets, versions, hosts and the fields that `Connection` names.
-fn disputed_parts() -> Vec<(&'static str, String)> {
+pub(super) fn disputed_parts() -> Vec<(&'static str, String)> {
     let (host, size, hex) = (format!("Host: {NAME}"), HIDDEN.len(), format!("{:x}", HIDDEN.len()));
     let post = format!("POST /seen HTTP/1.1\r\n{host}\r\n");
     let chunked = format!("{post}Transfer-Encoding: chunked\r\n\r\n");

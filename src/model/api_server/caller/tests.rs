@@ -95,6 +95,29 @@ fn clients_without_identity_or_with_a_void_grant_are_refused() {
 }
 
 #[test]
+fn tagged_device_and_user_never_have_each_others_names() {
+    let of = |tags: &[&str], node: &str, login: &str| {
+        let mut whois = whois(tags, json!([]));
+        node.clone_into(&mut whois.node.name);
+        login.clone_into(&mut whois.user_profile.login_name);
+        caller(&whois, AUTH).map(|caller| caller.user().expect("mode auth").to_owned())
+    };
+    for name in ["alice@example.com.", "alice@example.com", "alice", "alice.", "al ice.tail.ts.net.", ".tail.ts.net.", "a..net."] {
+        assert!(matches!(of(&["tag:ci"], name, "bob"), Err(ApiServerRefusal::Ambiguous(_))), "a tagged device {name:?}");
+    }
+    for login in ["ci.tail.ts.net", "a.b.tail.ts.net"] {
+        assert!(matches!(of(&[], "laptop.tail.ts.net.", login), Err(ApiServerRefusal::Ambiguous(_))), "a user {login:?}");
+    }
+    let ambiguous = of(&["tag:ci"], "alice", "bob").expect_err("refused");
+    assert_eq!((ambiguous.code().as_u16(), ambiguous.is_transient()), (403, false));
+    assert_eq!(of(&["tag:ci"], "ci-1.tail.ts.net.", "").as_deref(), Ok("ci-1.tail.ts.net"));
+    for login in ["alice", "alice.smith", "alice@tail.ts.net", "alice@mail.tail.ts.net", "alice@github", "tail.ts.net", "xtail.ts.net"] {
+        assert_eq!(of(&[], "laptop.tail.ts.net.", login).as_deref(), Ok(login), "a user");
+        assert_eq!(of(&[], "laptop", login).as_deref(), Ok(login), "a user of a tailnet without a domain");
+    }
+}
+
+#[test]
 fn users_and_groups_of_kubernetes_itself_need_a_setting() {
     let masters = whois(&[], json!([{"impersonate": {"groups": ["dev", "system:masters"]}}]));
     let mut admin = whois(&[], json!([]));
