@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::model::api_server::upstream::ApiServerUpstream;
 use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
 use crate::model::front_end::vhosts::headers::Upgrades;
 use crate::model::front_end::vhosts::shares;
@@ -73,6 +74,8 @@ pub struct Settings {
     pub active_lease: Option<ActiveLease>,
     /// Kubernetes API; `None` outside a cluster.
     pub kube: Option<Kube>,
+    /// API server that the API server proxy serves (`TAILYARD_API_SERVER_URL`, else that of [`Self::kube`]).
+    pub api_server: Option<ApiServerUpstream>,
     /// Limits of HTTP clients.
     pub front_end: FrontEndSettings,
     /// Firewall that implements the ruleset.

@@ -23,6 +23,10 @@ impl BasePath {
         (base.is_empty() || is_path).then(|| Self(base.to_owned()))
     }
 
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// Path and query for the API server.
     pub fn join(&self, received: &PathAndQuery) -> Result<PathAndQuery, FramingError> {
         if self.0.is_empty() {

@@ -9,6 +9,8 @@ use super::base_path::BasePath;
 
 /// Port of an address without one.
 const PORT: u16 = 443;
+/// Maximum length of a URL, in bytes.
+const MAX_URL: usize = 2048;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiServerUpstream {
@@ -18,14 +20,27 @@ pub struct ApiServerUpstream {
 }
 
 impl ApiServerUpstream {
-    /// Reads the URL of the API server; `None` if it is none of `https`.
+    /// Reads the URL of the API server, in the form of `server` of a kubeconfig: `https`, host, and on request port and base path. `None` if it
+    /// is none, has a user, query or dot segments, or is longer than 2,048 bytes.
     pub fn read(url: &str) -> Option<Self> {
-        let rest = url.strip_prefix("https://")?;
+        let rest = url.strip_prefix("https://").filter(|_| url.len() <= MAX_URL)?;
         let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
         let uri: http::uri::Authority = authority.parse().ok().filter(|_| !authority.contains('@'))?;
-        let address = format!("{}:{}", uri.host(), uri.port_u16().unwrap_or(PORT));
+        let port = match authority.strip_prefix(uri.host())? {
+            "" => PORT,
+            port => port.strip_prefix(':')?.parse().ok().filter(|port| *port > 0)?,
+        };
+        if uri.host().is_empty() {
+            return None;
+        }
+        let address = format!("{}:{port}", uri.host());
         let backend = Arc::new(Backend { address, protocol: BackendProtocol::Https, ..Backend::default() });
         Some(Self { backend, base: BasePath::read(path)? })
+    }
+
+    /// The URL, with port and without slash at its end.
+    pub fn url(&self) -> String {
+        format!("https://{}{}", self.backend.address, self.base.as_str())
     }
 }
 
@@ -63,6 +78,14 @@ mod tests {
             ("https://user@10.96.0.1", None),
             ("https://10.96.0.1/a/../b", None),
             ("https://", None),
+            ("https://:443", None),
+            ("https:///k8s", None),
+            ("https://10.96.0.1:", None),
+            ("https://10.96.0.1:0", None),
+            ("https://10.96.0.1:65536/k8s", None),
+            ("https://10.96.0.1?watch", None),
+            ("https://10.96.0.1/k8s?watch", None),
+            ("https://10.96.0.1/k8s/%2e%2e/b", None),
             ("10.96.0.1:443", None),
         ];
         for (url, expected) in cases {
@@ -70,8 +93,12 @@ mod tests {
                 let backend = Backend { address: address.to_owned(), protocol: BackendProtocol::Https, ..Backend::default() };
                 ApiServerUpstream { backend: Arc::new(backend), base: BasePath::read(base).expect("a path") }
             });
-            assert_eq!(ApiServerUpstream::read(url), expected, "{url}");
+            let upstream = ApiServerUpstream::read(url);
+            assert_eq!(upstream, expected, "{url}");
+            assert_eq!(upstream.as_ref().and_then(|upstream| ApiServerUpstream::read(&upstream.url())), upstream, "{url}");
         }
+        let longest = format!("https://10.96.0.1/{}", "a".repeat(MAX_URL - 18));
+        assert!(ApiServerUpstream::read(&longest).is_some() && ApiServerUpstream::read(&format!("{longest}a")).is_none());
     }
 
     #[test]

@@ -65,6 +65,7 @@ mod tests {
             ("TS_AUDIENCE", "a", "remove it"),
             ("TS_BOOT_TIMEOUT", "90", "length of time"),
             ("TAILYARD_DENIED_TARGETS", "nodes", "TAILYARD_DENIED_TARGETS"),
+            ("TAILYARD_API_SERVER_URL", "https://gateway.example/a/../b", "such as https://"),
         ];
         for (name, value, why) in refused {
             let refusal = refusal(name, value, false);
@@ -85,6 +86,7 @@ mod tests {
             ("TS_HOSTNAME", ""),
             ("TS_DEBUG_ADDR_PORT", "$(POD_IP):9001"),
             ("TAILYARD_SERVE_ON_POD_ADDRESS", "true"),
+            ("TAILYARD_API_SERVER_URL", "https://gateway.example/k8s/clusters/c-1"),
         ];
         for (name, value) in taken {
             assert_eq!(refusal(name, value, false), None, "{name}={value}");

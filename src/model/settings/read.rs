@@ -13,6 +13,7 @@ use super::{
     SettingFault, Settings, StateOut, TailnetMode, daemon,
 };
 use crate::api::names;
+use crate::model::api_server::upstream::ApiServerUpstream;
 use crate::model::base::go_values;
 use crate::model::base::net::{Family, InterfaceName};
 use crate::model::base::netmap::Fqdn;
@@ -42,6 +43,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let cluster_via_ingress = source.boolean("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", false);
     let cert_share = cert_share(source, &pod);
     let (kube, state) = (kube(source), state(source));
+    let api_server = api_server(source, kube.as_ref());
     let connector = source.text("TS_INTERNAL_APP") == Some(names::CONNECTOR_APP);
     let in_kernel = single != Single::None || egress.is_some() || ingress.is_some() || cluster_via_ingress || connector;
     let whole_pod = matches!(single, Single::TailnetIp(_) | Single::TailnetFqdn(_));
@@ -76,6 +78,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         active_lease,
         state,
         kube,
+        api_server,
         front_end: front_end(source),
         backend: backend(source),
         http,
@@ -186,6 +189,15 @@ pub(super) fn kube(source: &mut SettingSource<'_>) -> Option<Kube> {
         _ => "https://kubernetes.default.svc".to_owned(),
     };
     Some(Kube { server })
+}
+
+/// Its credentials are those of the Pod, so that it needs a cluster.
+fn api_server(source: &mut SettingSource<'_>, kube: Option<&Kube>) -> Option<ApiServerUpstream> {
+    const SETTING: &str = "TAILYARD_API_SERVER_URL";
+    let form = "a URL of at most 2,048 bytes such as https://api.example:6443/clusters/c-1, without user, query and dot segments";
+    source.needs(SETTING, kube.is_some(), "a cluster (KUBERNETES_SERVICE_HOST is unset)");
+    let given = source.parsed(SETTING, form, ApiServerUpstream::read);
+    given.or_else(|| ApiServerUpstream::read(&kube?.server))
 }
 
 fn state(source: &mut SettingSource<'_>) -> StateOut {

@@ -62,7 +62,7 @@ impl Setting {
 
 const FIREWALL_MODES: &str = "Firewall mode: auto, nftables, iptables, iptables-nft or iptables-legacy";
 
-const PROXY: [Section; 6] = [
+const PROXY: [Section; 7] = [
     section("Tailnet").of(&[
         flag("--tailnet", "TAILYARD_TAILNET", "tailscaled|static:FILE", "tailscaled").help(
             "Tailnet client: a supervised tailscaled, or a JSON file that describes one of another make (addresses, peers, services)",
@@ -98,6 +98,9 @@ const PROXY: [Section; 6] = [
         flag("--kernel-tcp", "TAILYARD_KERNEL_TCP", "true|false", "false")
             .help("Terminate connections to Tailscale Services in the kernel, if it can, in place of tailscaled's TCP stack"),
     ]),
+    section("API server proxy").of(&[flag("--api-server-url", "TAILYARD_API_SERVER_URL", "URL", "").help(
+        "URL of the API server, with the base path below which it serves, as `server` in a kubeconfig (default: that of the Pod's cluster)",
+    )]),
     section("Kernel").of(&[
         flag("--firewall-mode", "TS_DEBUG_FIREWALL_MODE", "NAME", "auto").help(FIREWALL_MODES),
         flag("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "25s").help(

@@ -92,6 +92,7 @@ fn environment_of_an_egress_pod_is_read() {
         state: StateOut::Secret("eg-0".into()),
         active_lease: None,
         kube: Some(Kube { server: "https://10.96.0.1:443".into() }),
+        api_server: ApiServerUpstream::read("https://10.96.0.1"),
         front_end: FrontEndSettings::default(),
         backend: FirewallMode::Auto,
         http: Some(HttpListener { address: "10.0.0.5:9002".parse().expect("an address"), metrics: true, preshutdown: true }),
@@ -276,6 +277,24 @@ fn api_server_address_comes_from_the_environment() {
     assert_eq!(read(&[host, ("TS_KUBE_SECRET", "")]).state, StateOut::None);
     assert_eq!(read(&[host, ("TAILYARD_STATE_FILE", "/s")]).state, StateOut::File("/s".into()));
     assert_eq!(read(&[("TS_KUBE_SECRET", "s")]).state, StateOut::None);
+}
+
+#[test]
+fn api_server_of_the_proxy_is_that_of_the_pod_or_has_a_url_with_a_base_path() {
+    const URL: &str = "TAILYARD_API_SERVER_URL";
+    let (host, port) = (("KUBERNETES_SERVICE_HOST", "fd00:96::1"), ("KUBERNETES_SERVICE_PORT", "443"));
+    let url = |pairs: &[(&str, &str)]| read(pairs).api_server.map(|upstream| upstream.url());
+    assert_eq!(url(&[host, port]).as_deref(), Some("https://[fd00:96::1]:443"));
+    assert_eq!(url(&[]), None);
+    let other = [host, port, (URL, "https://api.example/k8s/clusters/c-1/")];
+    assert_eq!(url(&other).as_deref(), Some("https://api.example:443/k8s/clusters/c-1"));
+    assert_eq!(read(&other).kube, read(&other[..2]).kube, "state and config stay with the Pod's cluster");
+    assert!(faults(&other[2..])[0].contains("KUBERNETES_SERVICE_HOST"));
+    for invalid in ["api.example", "http://api.example", "https://me@api.example", "https://api.example/a/../b", "https://api.example:0/a"]
+    {
+        let faults = faults(&[host, port, (URL, invalid)]);
+        assert!(faults.len() == 1 && faults[0].contains(URL) && faults[0].contains("such as https://"), "{faults:?}");
+    }
 }
 
 #[test]

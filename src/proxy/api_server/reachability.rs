@@ -1,12 +1,13 @@
 //! Reachability of the API server, on which readiness depends while a virtual host has it as its upstream.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::sleep;
 
-use crate::edge::kube::{Cluster, KubeError};
+use crate::edge::kube::{Cluster, KubeError, SERVICE_ACCOUNT};
 use crate::model::front_end::vhosts::Vhosts;
 use crate::runtime::watch_ext::put;
 
@@ -25,20 +26,14 @@ pub fn is_needed(sites: &Vhosts) -> bool {
     sites.values().any(|site| site.api_server.is_some())
 }
 
-/// Publishes why the API server is unreachable; `None` while it is reachable, or not needed. Ends when a sender is dropped.
-pub async fn follow(
-    cluster: Option<Cluster>,
-    has_upstream: bool,
-    sites: watch::Receiver<Arc<Vhosts>>,
-    fault: watch::Sender<Option<String>>,
-) {
-    let request = || {
-        let cluster = cluster.clone().filter(|_| has_upstream);
-        async move {
-            match cluster {
-                Some(cluster) => fault_of(cluster.who().await),
-                None => Some(NO_UPSTREAM.to_owned()),
-            }
+/// Publishes why the API server at this URL is unreachable; `None` while it is reachable, or not needed. Ends when a sender is dropped.
+pub async fn follow(url: Option<String>, sites: watch::Receiver<Arc<Vhosts>>, fault: watch::Sender<Option<String>>) {
+    let client = OnceCell::new();
+    let request = || async {
+        let Some(url) = url.as_deref() else { return Some(NO_UPSTREAM.to_owned()) };
+        match client.get_or_try_init(|| Cluster::in_pod(url, Path::new(SERVICE_ACCOUNT))).await {
+            Ok(cluster) => fault_of(cluster.who().await),
+            Err(error) => Some(error.to_string()),
         }
     };
     observe(request, sites, fault).await;
@@ -93,7 +88,7 @@ mod tests {
         let site = Vhost { api_server: Some(Arc::new(ApiServerSite::default())), ..Vhost::default() };
         let (sites, sites_seen) = watch::channel(Arc::new([("svc:kube".to_owned(), Arc::new(site))].into()));
         let (sender, mut fault) = watch::channel(None);
-        let task = tokio::spawn(follow(None, false, sites_seen, sender));
+        let task = tokio::spawn(follow(None, sites_seen, sender));
         let why = fault.wait_for(Option::is_some).await.expect("a fault").clone();
         assert!(why.is_some_and(|why| why.contains("KUBERNETES_SERVICE_HOST")));
         sites.send_replace(Arc::default());

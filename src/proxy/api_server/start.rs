@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::edge::kube::{Cluster, SERVICE_ACCOUNT};
+use crate::edge::kube::SERVICE_ACCOUNT;
 use crate::edge::tls::TlsError;
 use crate::model::api_server::upstream::ApiServerUpstream;
 use crate::model::base::netmap::NetMap;
@@ -18,7 +18,6 @@ use super::stats::ApiServerStats;
 use super::{ApiServerService, reachability};
 
 pub struct ApiServerInputs<'a> {
-    pub cluster: Option<&'a Cluster>,
     pub upstream: Option<&'a ApiServerUpstream>,
     pub lookup_of: LookupOfService,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
@@ -36,7 +35,7 @@ pub struct ApiServerPart {
 
 /// Starts the tasks of the service, which are idle without a virtual host of the API server. Fails if TLS cannot be initialized.
 pub fn start(inputs: ApiServerInputs<'_>, tasks: &mut Tasks) -> Result<(ApiServerService, ApiServerPart), TlsError> {
-    let ApiServerInputs { cluster, upstream, lookup_of, netmap, sites, end_revoked_streams } = inputs;
+    let ApiServerInputs { upstream, lookup_of, netmap, sites, end_revoked_streams } = inputs;
     let (credentials, work) = UpstreamCredentials::follow(PathBuf::from(SERVICE_ACCOUNT))?;
     let mut needed = sites.clone();
     tasks.run_until_stop("credentials for the API server", async move {
@@ -45,7 +44,7 @@ pub fn start(inputs: ApiServerInputs<'_>, tasks: &mut Tasks) -> Result<(ApiServe
         }
     });
     let (sender, fault) = watch::channel(None);
-    tasks.run_until_stop("reachability of the API server", reachability::follow(cluster.cloned(), upstream.is_some(), sites, sender));
+    tasks.run_until_stop("reachability of the API server", reachability::follow(upstream.map(ApiServerUpstream::url), sites, sender));
     let callers = Callers::new(lookup_of, netmap);
     let base = upstream.map(|upstream| upstream.base.clone()).unwrap_or_default();
     let service = ApiServerService::new(callers, credentials, base, end_revoked_streams);

@@ -104,7 +104,7 @@ impl Listening {
     ) -> Option<Self> {
         let IngressInputs { settings, cluster, configs, tailnet, forwarding } = inputs;
         let (sites_sender, sites) = watch::channel(Arc::default());
-        let upstream = settings.kube.as_ref().and_then(|kube| ApiServerUpstream::read(&kube.server));
+        let upstream = settings.api_server.clone();
         let work = follow(configs.serve.services.clone(), settings.node_sites, upstream.clone(), sites_sender);
         tasks.run_until_stop("sites", work);
         let (endpoints_sender, endpoints) = watch::channel(Arc::default());
@@ -135,7 +135,6 @@ impl Listening {
         let lookup_of: LookupOfService =
             Box::new(move |service| identify::with_grants(identify::by(api.clone(), service), progress.clone()));
         let inputs = ApiServerInputs {
-            cluster,
             upstream: upstream.as_ref(),
             lookup_of,
             netmap,

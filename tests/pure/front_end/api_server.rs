@@ -26,6 +26,7 @@ use tailyard::model::api_server::base_path::BasePath;
 use tailyard::model::api_server::request_info::StreamKind;
 use tailyard::model::base::netmap::NetMap;
 use tailyard::model::front_end::vhosts::shares::Shares;
+use tailyard::model::settings::{Flags, Settings};
 use tailyard::proxy::api_server::ApiServerService;
 use tailyard::proxy::api_server::callers::Callers;
 use tailyard::proxy::api_server::stats::ApiServerStats;
@@ -143,11 +144,30 @@ impl Stage {
         Self::opened(sites, authority, backend, Options::default()).await
     }
 
-    async fn opened(sites: &Value, authority: Authority, backend: Backend, options: Options) -> Self {
-        Self::set(sites, authority, backend, options, true).await
+    /// With the base path of the replica's variable.
+    async fn below(path: &str, alpn: &[&str]) -> Self {
+        let authority = Authority::new();
+        let backend = api_server("127.0.0.1:0", &authority, alpn).await;
+        let url = format!("https://{}{path}", backend.address);
+        let env = [("KUBERNETES_SERVICE_HOST", "10.96.0.1".to_owned()), ("TAILYARD_API_SERVER_URL", url)];
+        let env = env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let upstream = Settings::read(&env, &Flags::proxy()).expect("settings").api_server.expect("an API server");
+        assert_eq!(upstream.backend.address, backend.address.to_string());
+        let sites = sites(&json!({"mode": "auth"}), backend.address, "https");
+        Self::set(&sites, authority, backend, Options::default(), (upstream.base, true)).await
     }
 
-    async fn set(sites: &Value, authority: Authority, backend: Backend, options: Options, end_revoked_streams: bool) -> Self {
+    async fn opened(sites: &Value, authority: Authority, backend: Backend, options: Options) -> Self {
+        Self::set(sites, authority, backend, options, (BasePath::default(), true)).await
+    }
+
+    async fn set(
+        sites: &Value,
+        authority: Authority,
+        backend: Backend,
+        options: Options,
+        (base, end_revoked_streams): (BasePath, bool),
+    ) -> Self {
         let files = TempDir::new().expect("a directory");
         replace(&files.path().join("ca.crt"), authority.pem().as_bytes()).expect("written");
         replace(&files.path().join("token"), b"one\n").expect("written");
@@ -184,7 +204,7 @@ impl Stage {
         let api_server = ApiServerService::new(
             Callers::new(Box::new(move |_| Arc::clone(&lookup)), netmap_seen),
             credentials.clone(),
-            BasePath::default(),
+            base,
             end_revoked_streams,
         );
         let stats = api_server.stats();
@@ -540,6 +560,35 @@ async fn connection_of_a_virtual_host_whose_server_is_not_verified_is_none_to_th
 }
 
 #[tokio::test]
+async fn requests_discovery_and_sessions_go_below_the_base_path_of_the_api_server() {
+    for alpn in [ALPN, &["http/1.1"]] {
+        let stage = Stage::below("/k8s/clusters/c-1/", alpn).await;
+        for path in
+            ["/api", "/apis", "/openapi/v3/api/v1?hash=1", &format!("{PODS}?watch=1;x"), "/api/v1/namespaces/ns/services/s/proxy//a%2Fb"]
+        {
+            let first = stage.get(CLIENT, path, &[]).await.echoed();
+            let second = got(stage.http2(CLIENT).await.send_request(get2(&format!("https://{NAME}{path}")))).await.echoed();
+            for received in [first, second] {
+                assert!(received["uri"].as_str().is_some_and(|uri| uri.ends_with(&format!("/k8s/clusters/c-1{path}"))), "{received}");
+                assert_eq!(identity(&received).0, ["alice@example.com"]);
+            }
+        }
+        for protocol in ["SPDY/3.1", "websocket"] {
+            let mut session = stage.exec(protocol).await;
+            session.write_all(b"echo me").await.expect("sent");
+            let mut echo = [0; 7];
+            timeout(DEADLINE, session.read_exact(&mut echo)).await.expect("in time").expect("an echo");
+            let paths = stage.backend.state.paths.lock().expect("no panic").clone();
+            assert_eq!((paths.last().map(String::as_str), &echo), (Some(&*format!("/k8s/clusters/c-1{EXEC}")), b"echo me"));
+        }
+        let outside = stage.get(CLIENT, "/..%2fc-2/api", &[]).await;
+        assert_eq!(outside.status, StatusCode::BAD_REQUEST, "{outside:?}");
+        assert!(stage.backend.state.paths.lock().expect("no panic").iter().all(|path| path.starts_with("/k8s/clusters/c-1/")));
+        assert_eq!(stage.stats.sample().requests[&("list", "pods", 200)] + stage.stats.sample().requests[&("watch", "pods", 200)], 2);
+    }
+}
+
+#[tokio::test]
 async fn sessions_of_both_protocols_pass() {
     for alpn in [ALPN, &["http/1.1"]] {
         let stage = Stage::with(&json!({"mode": "auth"}), alpn).await;
@@ -755,7 +804,7 @@ async fn open_stream_outlives_a_lost_right_if_the_setting_says_so_and_no_request
     let authority = Authority::new();
     let backend = api_server("127.0.0.1:0", &authority, ALPN).await;
     let sites = sites(&json!({"mode": "auth"}), backend.address, "https");
-    let stage = Stage::set(&sites, authority, backend, Options::default(), false).await;
+    let stage = Stage::set(&sites, authority, backend, Options::default(), (BasePath::default(), false)).await;
     let client = stage.http2(CLIENT).await;
     let request = |path: &str| client.clone().send_request(get2(&format!("https://{NAME}{path}")));
     let mut watch = request("/endless").await.expect("a response").into_body();
