@@ -10,6 +10,7 @@ pub mod firewall;
 pub mod flows;
 pub mod front_end;
 pub mod ingress;
+pub mod k8s_proxy;
 pub mod kubeconfig;
 pub mod nameserver;
 pub mod plan;

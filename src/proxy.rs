@@ -9,6 +9,7 @@ pub mod forwarding;
 pub mod front_end;
 pub mod http;
 pub mod ingress;
+pub mod k8s_proxy;
 pub mod metrics;
 pub mod replica;
 pub mod shutdown;

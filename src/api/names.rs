@@ -66,6 +66,8 @@ pub const HOSTNAME: &str = "tailscale.com/hostname";
 pub const TAGS: &str = "tailscale.com/tags";
 /// Key of a replica's config in the config Secret. Its number is the minimum capability version that can read it.
 pub const CONFIG_KEY: &str = "cap-106.hujson";
+/// Variable by which the Tailscale operator's image of type kube-apiserver finds its config.
+pub const K8S_PROXY_CONFIG: &str = "TS_K8S_PROXY_CONFIG";
 /// Key of a replica's config in the config Secret, for the Tailscale operator's image of type kube-apiserver.
 pub const K8S_PROXY_CONFIG_KEY: &str = "config.hujson";
 /// Ours, key of a config Secret: ID of the replica's device, if that was deleted at the control plane. A replica that has it joins again.

@@ -78,6 +78,9 @@ pub struct ApiServerSite {
     /// names, so the replica refuses the others with status 403.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub permit_system: BTreeSet<String>,
+    /// Whether all names of Kubernetes itself may be impersonated, as under the Tailscale operator. Never set by our reconciler.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub permit_all_system: bool,
     /// Whether node, address and login of the client are sent as [`Self::EXTRA`]: the `ClusterRole` permits it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub send_extra: bool,

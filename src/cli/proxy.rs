@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::flags::Configured;
 use super::service;
-use crate::model::settings::{Flags, INIT, Init, Settings, TailnetMode};
+use crate::model::settings::{Faults, Flags, INIT, Init, K8sProxySettings, K8sProxySource, Settings, TailnetMode};
 use crate::runtime::{init, telemetry};
 
 /// The command `tailyard proxy`.
@@ -26,7 +26,18 @@ impl Configured for ProxyCommand {
 
 /// Runs a replica with the environment and these flags. All invalid settings are listed, and the exit code is 64.
 pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
-    let settings = match service::settings(Settings::read, flags)? {
+    let source = match service::settings(K8sProxySource::read, flags)? {
+        Ok(source) => source,
+        Err(code) => return Ok(code),
+    };
+    if source.is_some() && std::process::id() == 1 {
+        return init::keep(INIT).map(ExitCode::from).context("the first process of the container");
+    }
+    let settings = match source {
+        Some(source) => service::checked(of_k8s_proxy(flags, source)?)?,
+        None => service::settings(Settings::read, flags)?,
+    };
+    let settings = match settings {
         Ok(settings) => settings,
         Err(code) => return Ok(code),
     };
@@ -54,4 +65,18 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
         Err(error) if error.is_crash() => ExitCode::from(init::CRASHED),
         Err(_) => ExitCode::FAILURE,
     })
+}
+
+/// Settings in a Pod of the Tailscale operator for an API server proxy: waits for its config. A stop request ends the process meanwhile.
+fn of_k8s_proxy(flags: &Flags, source: K8sProxySource) -> Result<Result<Settings, Faults>> {
+    let env = service::environment();
+    if env.contains_key(INIT) {
+        init::unblock_signals().context("signals")?;
+    }
+    let config = {
+        let _logs = telemetry::temporary(source.json).context("logs")?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime")?;
+        runtime.block_on(crate::proxy::k8s_proxy::load(&source))
+    };
+    Ok(Settings::of_k8s_proxy(&env, flags, K8sProxySettings { reference: source.reference, config }))
 }

@@ -18,7 +18,12 @@ pub(super) fn settings<T>(
     read: impl FnOnce(&BTreeMap<String, String>, &Flags) -> Result<T, Faults>,
     flags: &Flags,
 ) -> Result<Result<T, ExitCode>> {
-    Ok(match read(&environment(), flags) {
+    checked(read(&environment(), flags))
+}
+
+/// Settings as read. All invalid ones are listed, and the exit code is 64.
+pub(super) fn checked<T>(read: Result<T, Faults>) -> Result<Result<T, ExitCode>> {
+    Ok(match read {
         Ok(settings) => Ok(settings),
         Err(faults) => {
             writeln!(std::io::stderr(), "{faults}")?;
@@ -41,6 +46,6 @@ pub(super) fn runtime() -> Result<Runtime> {
 }
 
 /// Environment; entries that are not UTF-8 are ignored.
-fn environment() -> BTreeMap<String, String> {
+pub(super) fn environment() -> BTreeMap<String, String> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }

@@ -1,4 +1,4 @@
-//! Shared base types: addresses and ports, netmap, backoff, bounds, sorted sets, rates, conditions, leader election, gzip, text tables.
+//! Shared base types: addresses and ports, netmap, backoff, bounds, sorted sets, rates, conditions, leader election, gzip, HuJSON, text tables.
 
 pub mod backoff;
 pub mod bounded;
@@ -7,6 +7,7 @@ pub mod event_rates;
 pub mod go_values;
 pub mod gzip;
 pub mod hash;
+pub mod hujson;
 pub mod leader;
 pub mod net;
 pub mod netmap;

@@ -18,6 +18,7 @@ use crate::model::tailnet::supervise::DaemonSettings;
 
 pub use fault::{Faults, SettingFault};
 pub use flags::Flags;
+pub use k8s_proxy::{K8sProxySettings, K8sProxySource};
 
 pub mod class_variables;
 mod daemon;
@@ -25,6 +26,7 @@ mod fault;
 mod flags;
 mod front_end;
 mod issuing;
+pub mod k8s_proxy;
 pub mod nameserver;
 mod read;
 pub mod reconciler;
@@ -57,6 +59,8 @@ pub struct Settings {
     pub ingress: Option<ConfigInput>,
     /// Source of the serve config and our own routes (`TS_SERVE_CONFIG`).
     pub serve: Option<ConfigInput>,
+    /// Config of the Tailscale operator's API server proxy, which replaces egress, ingress and serve config (`TS_K8S_PROXY_CONFIG`).
+    pub k8s_proxy: Option<K8sProxySettings>,
     /// Whether virtual hosts are served on the node's own addresses because the control plane has no Tailscale Services
     /// (`TAILYARD_SERVE_ON_NODE_ADDRESS`).
     pub node_sites: bool,

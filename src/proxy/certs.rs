@@ -51,6 +51,8 @@ pub struct Settings {
     pub terms: OrderTerms,
     /// Terms of the cert leader's Lease: time until another replica orders.
     pub lead: LeaseTerms,
+    /// Whether this replica orders, if that is configured; else a Lease decides.
+    pub leads: Option<bool>,
     /// State Secret, where the Tailscale operator's proxy of one Ingress has its certificate.
     pub state: Option<String>,
     /// File of certificates in use for the next container of this Pod; `None` if no file outlives a container.
@@ -76,6 +78,7 @@ impl Settings {
             account: AccountAt { secret, field },
             terms: OrderTerms::ACME,
             lead: LeaseTerms { lease_duration: issuing.away, ..LeaseTerms::CERT_LEADER },
+            leads: settings.k8s_proxy.as_ref().map(|k8s_proxy| k8s_proxy.config.api_server.issues_certificates),
             state: state.cloned(),
             copy: dir.map(|dir| dir.join("certificates.json")),
         })
@@ -111,14 +114,16 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
     let (pairs, pairs_seen) = watch::channel(Arc::default());
     let (state, state_seen) = watch::channel(Arc::default());
     let (secret_events, secrets) = mpsc::channel(64);
-    let candidate = LeaseCandidate::new(settings.pod.clone(), Some(ordinal), settings.lead);
-    let lease = Lease::new(inputs.cluster.clone(), names::issuer(group), candidate).owned_like(settings.pod.clone());
-    let (leads, leading) = watch::channel(false);
-    let publish = move |leading: Option<Leading>| {
-        put(&leads, leading.is_some());
-    };
-    // A replica without a tailnet cannot prove a name.
-    tasks.run_until_stop("issuer", lease.hold(inputs.netmap.clone(), publish, std::future::pending()));
+    let (leads, leading) = watch::channel(settings.leads.unwrap_or_default());
+    if settings.leads.is_none() {
+        let candidate = LeaseCandidate::new(settings.pod.clone(), Some(ordinal), settings.lead);
+        let lease = Lease::new(inputs.cluster.clone(), names::issuer(group), candidate).owned_like(settings.pod.clone());
+        let publish = move |leading: Option<Leading>| {
+            put(&leads, leading.is_some());
+        };
+        // A replica without a tailnet cannot prove a name.
+        tasks.run_until_stop("issuer", lease.hold(inputs.netmap.clone(), publish, std::future::pending()));
+    }
     let accounts = Accounts::new(inputs.cluster.clone(), settings.server.clone(), settings.account.clone());
     let copy = CertCopy::new(settings.copy.clone());
     let work = CertWork {

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use tokio::sync::{mpsc, watch};
 
 use crate::edge::kube::Cluster;
@@ -13,6 +14,7 @@ use crate::runtime::tasks::Tasks;
 use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::start::{IngressInputs, IngressPart};
+use crate::proxy::k8s_proxy;
 use crate::proxy::state_secret::start::{StateInputs, StatePart};
 use crate::proxy::tailnet::start::{TailnetInputs, TailnetPart};
 
@@ -34,9 +36,12 @@ impl Replica {
         let settings = Arc::new(settings);
         let (advertised, advertise) = watch::channel(Advertised::default());
         let (writes, requests) = mpsc::channel(8);
-        let configs = ConfigPart::start(&settings, cluster, tasks);
-        let inputs = TailnetInputs { writes, advertise: settings.limits_advertising().then_some(advertise) };
+        let k8s_proxy = settings.k8s_proxy.as_ref().map(|k8s_proxy| k8s_proxy::start(k8s_proxy, cluster, tasks));
+        let advertise = settings.limits_advertising().then_some(advertise);
+        let inputs = TailnetInputs { writes, advertise, k8s_proxy: k8s_proxy.clone() };
         let tailnet = TailnetPart::start(&settings, cluster, inputs, tasks);
+        let sites = k8s_proxy.map(|configs| k8s_proxy::serve_configs(configs, tailnet.netmap.clone()).boxed());
+        let configs = ConfigPart::start(&settings, cluster, sites, tasks);
         let forwarding = ForwardingPart::start(&settings, cluster, &configs, &tailnet, tasks).await;
         let inputs = IngressInputs { settings: &settings, cluster, configs: &configs, tailnet: &tailnet, forwarding: &forwarding };
         let ingress = IngressPart::start(inputs, advertised, tasks);

@@ -4,6 +4,7 @@
 
 use std::panic::PanicHookInfo;
 
+use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::MakeWriter;
@@ -23,6 +24,11 @@ pub fn init(json: bool, filter: &str) -> Result<(), TelemetryError> {
     subscriber(json, filter, std::io::stderr)?.try_init()?;
     std::panic::set_hook(Box::new(log_panic));
     Ok(())
+}
+
+/// Logs of this thread until the guard is dropped, before the settings of the process's logs are known.
+pub fn temporary(json: bool) -> Result<DefaultGuard, TelemetryError> {
+    Ok(tracing::subscriber::set_default(subscriber(json, "info", std::io::stderr)?))
 }
 
 type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;

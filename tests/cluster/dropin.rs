@@ -16,10 +16,12 @@ use std::time::{Duration, Instant};
 
 use acts::{Acts, Client, May, Path};
 use api_server::ApiServer;
+use kit::acme_front::Front;
 use kit::cluster::images::{K8S_PROXY, STOCK, TAILYARD};
 use kit::cluster::{DEADLINE, site, turn};
 use kit::guide::{GROUP, MIGRATE, SITES};
 use kit::operators::Stage;
+use kit::pebble::{Manner, Pebble};
 use kit::wait::eventually;
 use limits::{Step, limit};
 use serde_json::json;
@@ -41,6 +43,8 @@ const WITH_THEIR_IMAGE: [&str; 3] = ["definitions", "proxies", "ingresses"];
 
 /// Response of the Pods behind exposed Services and Ingresses.
 const ANSWER: &str = "hello";
+/// Name of the Kubernetes API after a change of the host name.
+const RENAMED: &str = "cluster";
 /// Suffix of the names of objects that are deleted after the take-over.
 const ONCE: &str = "-once";
 
@@ -64,16 +68,57 @@ fn our_image_runs_under_the_tailscale_operator() {
     println!("ours to theirs: {:.2}", ours.as_secs_f64() / theirs.as_secs_f64());
     acts.end();
 
-    let keys = stage.keys();
-    stage.expire("eg-0");
-    eventually("a key asked for", DEADLINE, || (stage.state("eg-0", "reissue_authkey").is_some() || stage.keys() > keys).then_some(()));
-    eventually("another key given out", DEADLINE, || (stage.keys() > keys).then_some(()));
-    eventually("a device again", DEADLINE, || {
-        let needs_key = stage.state("eg-0", "reissue_authkey").is_some();
-        (!needs_key && stage.state("eg-0", "device_id").is_some() && stage.cluster.tailnet.knows("eg-0")).then_some(())
-    });
+    joins_again_with_another_key(&stage, "eg-0");
     stage.ready();
     stage.through_both_replicas();
+}
+
+/// Expires the key of a replica's device, and waits until the replica has a device by another auth key.
+fn joins_again_with_another_key(stage: &Stage, replica: &str) {
+    let keys = stage.keys();
+    stage.expire(replica);
+    eventually("a key asked for", DEADLINE, || (stage.state(replica, "reissue_authkey").is_some() || stage.keys() > keys).then_some(()));
+    eventually("another key given out", DEADLINE, || (stage.keys() > keys).then_some(()));
+    eventually("a device again", DEADLINE, || {
+        let needs_key = stage.state(replica, "reissue_authkey").is_some();
+        (!needs_key && stage.state(replica, "device_id").is_some() && stage.cluster.tailnet.knows(replica)).then_some(())
+    });
+}
+
+#[test]
+fn our_image_serves_the_kubernetes_api_under_the_tailscale_operator() {
+    let _turn = turn();
+    let stage = Stage::set();
+    stage.install_theirs();
+    let (pebble, front) = (Pebble::start(&stage.cluster.tailnet, Manner::default()), Front::start(&stage.cluster.tailnet));
+    let kube = ApiServer::create(&stage, &front.directory);
+    kube.is_served_first(&stage, K8S_PROXY);
+    ApiServer::is_ready(&stage);
+    let (addresses, devices, issued) = (kube.addresses(&stage), ApiServer::state(&stage, "device_id"), pebble.issued());
+    let begin = Instant::now();
+    ApiServer::set_class(&stage, &front.directory, Some(TAILYARD));
+    kube.is_served(&stage, TAILYARD);
+    ApiServer::is_ready(&stage);
+    println!("from the stock image to ours: {:?}", begin.elapsed());
+    assert_eq!((kube.addresses(&stage), ApiServer::state(&stage, "device_id")), (addresses, devices), "the same devices");
+    assert_eq!(pebble.issued(), issued, "the certificate of the group's Secret");
+    for key in ["device_fqdn", "device_ips", "tailscale_capver", "pod_uid"] {
+        assert!(ApiServer::state(&stage, key).iter().all(Option::is_some), "{key}");
+    }
+
+    // The Pods get another document, and one of them orders the certificate.
+    let pods = ApiServer::pods(&stage);
+    kube.rename(&stage, RENAMED);
+    kube.is_served_as(&stage, TAILYARD, RENAMED);
+    assert_eq!(ApiServer::pods(&stage), pods, "no Pod was replaced");
+    assert_eq!(pebble.issued(), issued + 1, "one order for the new name");
+    joins_again_with_another_key(&stage, "kube-0");
+    ApiServer::is_ready_as(&stage, RENAMED);
+
+    ApiServer::set_class(&stage, &front.directory, None);
+    kube.is_served_as(&stage, K8S_PROXY, RENAMED);
+    let gone = ["kube-0", "kube-1"];
+    deletion::assert_ends(&stage, &["proxygroup/kube"], &gone, &[RENAMED]);
 }
 
 #[test]

@@ -39,7 +39,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("hyper_util", &["edge/localapi", "load/https", "proxy/front_end", "runtime/admin"]),
     ("inotify", &["edge/files"]),
     ("instant_acme", &["edge/acme"]),
-    ("jsonc_parser", &["model/tailnet/supervise/conffile"]),
+    ("jsonc_parser", &["model/base/hujson"]),
     (
         "k8s_openapi",
         &[

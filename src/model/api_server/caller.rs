@@ -93,7 +93,10 @@ pub fn trailers(trailers: &mut HeaderMap) {
 /// Impersonation headers of a client. A tagged node without granted groups has its tags as groups.
 fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, site: &ApiServerSite) -> Result<HeaderMap, ApiServerRefusal> {
     let (node, tags, login) = (whois.node.name.trim_end_matches('.'), &whois.node.tags, whois.user_profile.login_name.as_str());
-    let permitted = |name: SubjectName| Ok::<_, SubjectError>(name.permitted(&site.permit_system)?.into_value());
+    let permitted = |name: SubjectName| {
+        let name = if site.permit_all_system { name } else { name.permitted(&site.permit_system)? };
+        Ok::<_, SubjectError>(name.into_value())
+    };
     let user = if tags.is_empty() { login } else { node };
     if user.is_empty() {
         return Err(ApiServerRefusal::Nameless);

@@ -70,6 +70,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         egress,
         ingress,
         serve,
+        k8s_proxy: None,
         node_sites: source.boolean("TAILYARD_SERVE_ON_NODE_ADDRESS", false),
         pod_sites,
         cert_share,

@@ -79,6 +79,7 @@ fn environment_of_an_egress_pod_is_read() {
         egress: Some(ConfigInput { path: Some("/etc/proxies".into()), configmap: None }),
         ingress: None,
         serve: None,
+        k8s_proxy: None,
         node_sites: false,
         pod_sites: BTreeSet::new(),
         cert_share: CertShare::Off,

@@ -30,6 +30,7 @@ fn settings(copy: PathBuf) -> Settings {
         account: AccountAt { secret: "accounts".to_owned(), field: "key".to_owned() },
         terms: OrderTerms::ACME,
         lead: LeaseTerms::CERT_LEADER,
+        leads: None,
         state: Some("g-0".to_owned()),
         copy: Some(copy),
     }

@@ -18,12 +18,13 @@ use crate::model::config::source::{CopyKeys, CopySource, Document, InForce, Sele
 use crate::runtime::timer::until;
 
 pub type ObjectEvents = Pin<Box<dyn Stream<Item = ObjectEvent> + Send>>;
+/// Mounted directory, and the file name if not the key's (`--ingress-config FILE`).
+pub type MountedCopy = (watch::Receiver<FilesView>, Option<String>);
 
 /// Sources of the copies; at least one.
 pub struct CopySources {
     pub api: Option<ObjectEvents>,
-    /// Mounted directory, and the file name if not the key's (`--ingress-config FILE`).
-    pub mount: Option<(watch::Receiver<FilesView>, Option<String>)>,
+    pub mount: Option<MountedCopy>,
     /// Delay of the mounted copy after a lost watch; [`crate::model::config::source::HOLD_PERIOD`].
     pub hold: Duration,
     /// Origin of times.

@@ -14,7 +14,7 @@ use crate::model::config::source::{Document, EgressDocument, HOLD_PERIOD, InForc
 use crate::model::settings::{ConfigInput, Kube, Settings};
 use crate::runtime::tasks::Tasks;
 
-use crate::proxy::config::follow::{CopySources, FollowOutputs, follow};
+use crate::proxy::config::follow::{CopySources, FollowOutputs, MountedCopy, ObjectEvents, follow};
 
 #[derive(Debug)]
 pub struct FollowedConfig<D: Document> {
@@ -31,12 +31,15 @@ pub struct ConfigPart {
 }
 
 impl ConfigPart {
-    /// Starts all followers; a config without source is empty.
-    pub fn start(settings: &Settings, cluster: Option<&Cluster>, tasks: &mut Tasks) -> Self {
+    /// Starts all followers; a config without source is empty. `sites` are serve configs from elsewhere.
+    pub fn start(settings: &Settings, cluster: Option<&Cluster>, sites: Option<ObjectEvents>, tasks: &mut Tasks) -> Self {
         Self {
             egress: config(tasks, "egress config", settings.egress.as_ref(), cluster, false),
             ingress: config(tasks, "ingress config", settings.ingress.as_ref(), cluster, true),
-            serve: config(tasks, "serve config", settings.serve.as_ref(), cluster, true),
+            serve: match sites {
+                Some(sites) => followed(tasks, "serve config", Some(sites), None),
+                None => config(tasks, "serve config", settings.serve.as_ref(), cluster, true),
+            },
         }
     }
 }
@@ -65,16 +68,13 @@ where
     D: Document + Send + Sync + 'static,
     D::Services: Default + Send + Sync + 'static,
 {
-    let (services, services_seen) = watch::channel(None);
-    let (state, state_seen) = watch::channel(InForce::default());
-    let config = FollowedConfig { services: services_seen, state: state_seen };
     let Some(input) = input else {
-        services.send_replace(Some(Arc::default()));
-        return config;
+        let (services, state) = (watch::channel(Some(Arc::default())).1, watch::channel(InForce::default()).1);
+        return FollowedConfig { services, state };
     };
     let api = cluster.zip(input.configmap.as_ref()).map(|(cluster, map)| {
         let events = cluster.watch_config_map(&map.namespace, &map.name, Backoff::DAEMON);
-        events.boxed() as crate::proxy::config::follow::ObjectEvents
+        events.boxed() as ObjectEvents
     });
     let mount = input.path.as_deref().map(|path| {
         let whole = path.parent().filter(|_| is_file && path.file_name().is_some_and(|name| name == D::KEY));
@@ -88,7 +88,18 @@ where
         tasks.run_until_stop("files", watcher.run());
         (views, name)
     });
+    followed(tasks, name, api, mount)
+}
+
+/// Follows the copies of a config.
+fn followed<D>(tasks: &mut Tasks, name: &'static str, api: Option<ObjectEvents>, mount: Option<MountedCopy>) -> FollowedConfig<D>
+where
+    D: Document + Send + Sync + 'static,
+    D::Services: Send + Sync + 'static,
+{
+    let (services, services_seen) = watch::channel(None);
+    let (state, state_seen) = watch::channel(InForce::default());
     let sources = CopySources { api, mount, hold: HOLD_PERIOD, start: Instant::now() };
     tasks.run_until_stop(name, follow::<D>(sources, FollowOutputs { services, state }));
-    config
+    FollowedConfig { services: services_seen, state: state_seen }
 }

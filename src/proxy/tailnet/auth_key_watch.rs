@@ -10,10 +10,9 @@ use std::pin::pin;
 use futures_util::stream::{Stream, StreamExt};
 use tokio::sync::watch;
 
-use crate::api::names::{CONFIG_SECRET_SUFFIX, DELETED_DEVICE_KEY};
+use crate::api::names::DELETED_DEVICE_KEY;
 use crate::edge::daemon;
-use crate::edge::kube::{Cluster, ObjectEvent, Values};
-use crate::model::base::backoff::Backoff;
+use crate::edge::kube::{ObjectEvent, Values};
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::tailnet::supervise::{Secret, conffile};
 use crate::proxy::tailnet::config_values::{self, ConfigValuesSender};
@@ -34,18 +33,15 @@ struct Outputs {
     forwarding: ConfigValuesSender,
 }
 
-/// This Pod's config Secret, and the task that watches it until the receivers of the key are dropped. The config files are written to `fill`,
+/// This Pod's config Secret, and the task that follows it until the receivers of the key are dropped. The config files are written to `fill`,
 /// if given, and the values for forwarding to `forwarding`.
 pub fn follow(
-    cluster: &Cluster,
-    pod: &str,
+    events: impl Stream<Item = ObjectEvent> + Send + 'static,
     fill: Option<PathBuf>,
     forwarding: ConfigValuesSender,
 ) -> (ConfigSecret, impl Future<Output = ()> + Send + 'static) {
     let ((key, newest), (deleted, gone)) = (watch::channel(None), watch::channel(None));
-    let (cluster, name) = (cluster.clone(), format!("{pod}{CONFIG_SECRET_SUFFIX}"));
-    let work = async move { run(cluster.watch_secret(&name, Backoff::DAEMON), Outputs { key, deleted, forwarding }, fill).await };
-    (ConfigSecret { key: newest, deleted: gone }, work)
+    (ConfigSecret { key: newest, deleted: gone }, run(events, Outputs { key, deleted, forwarding }, fill))
 }
 
 /// A missing or unreadable Secret removes no key and no file.

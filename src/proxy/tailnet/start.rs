@@ -4,16 +4,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
+use crate::api::names::CONFIG_SECRET_SUFFIX;
 use crate::edge::kube::{Cluster, StateSecret};
+use crate::model::base::backoff::Backoff;
 use crate::model::base::netmap::NetMap;
 use crate::model::settings::{Settings, StateOut, TailnetMode};
 use crate::model::tailnet::advertise::Advertised;
 use crate::model::tailnet::supervise::DaemonSettings;
 use crate::runtime::tasks::Tasks;
 
+use crate::proxy::config::follow::ObjectEvents;
+use crate::proxy::k8s_proxy::{self, K8sProxyConfigs};
 use crate::proxy::tailnet::auth_key_watch;
 use crate::proxy::tailnet::config_values::{self, ConfigValues, ConfigValuesSender};
 use crate::proxy::tailnet::daemon::state_backup::{self, StateCopies};
@@ -39,6 +44,8 @@ pub struct TailnetInputs {
     pub writes: mpsc::Sender<StateRequest>,
     /// Services that may be advertised, if the replica limits them.
     pub advertise: Option<watch::Receiver<Advertised>>,
+    /// The Tailscale operator's config of an API server proxy, in place of the config Secret.
+    pub k8s_proxy: Option<K8sProxyConfigs>,
 }
 
 impl TailnetPart {
@@ -95,16 +102,21 @@ fn supervise(
     settings: &Settings,
     supervised: &DaemonSettings,
     cluster: Option<&Cluster>,
-    (TailnetInputs { writes, advertise }, values): (TailnetInputs, ConfigValuesSender),
+    (TailnetInputs { writes, advertise, k8s_proxy }, values): (TailnetInputs, ConfigValuesSender),
     tasks: &mut Tasks,
 ) -> (DaemonHandle, Option<StateCopies>) {
-    let (keys, deleted) = match (cluster, &settings.pod.name) {
-        (Some(cluster), Some(pod)) => {
-            let (secret, work) = auth_key_watch::follow(cluster, pod, supervised.pod_dir().map(Path::to_owned), values);
+    let events: Option<ObjectEvents> = match (k8s_proxy, cluster, &settings.pod.name) {
+        (Some(configs), ..) => Some(k8s_proxy::daemon_configs(configs).boxed()),
+        (None, Some(cluster), Some(pod)) => Some(cluster.watch_secret(&format!("{pod}{CONFIG_SECRET_SUFFIX}"), Backoff::DAEMON).boxed()),
+        (None, ..) => None,
+    };
+    let (keys, deleted) = match events {
+        Some(events) => {
+            let (secret, work) = auth_key_watch::follow(events, supervised.pod_dir().map(Path::to_owned), values);
             tasks.run_until_stop("config Secret", work);
             (secret.key, Some(secret.deleted))
         }
-        _ => (watch::channel(None).1, None),
+        None => (watch::channel(None).1, None),
     };
     let (copy, backup) = watch::channel(state_backup::load(supervised));
     let copies = match (supervised.state_file(), cluster, &settings.state) {

@@ -36,13 +36,40 @@ impl ApiServer {
         tailnet.set_grants(
             &json!([{"src": [LOGIN], "dst": ["tag:k8s", "tag:k8s-operator"], "app": {"tailscale.com/cap/kubernetes": [rule]}}]),
         );
-        // The Tailscale operator refuses a class with an init container for this type.
         let group = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": NAME},
             "spec": {"type": "kube-apiserver", "replicas": 2, "proxyClass": NAME, "kubeAPIServer": {"mode": "auth"}}});
+        Self::set_class(stage, directory, None);
+        stage.cluster.apply(&[group]);
+        Self { user: User::join(tailnet, "admin", &[]) }
+    }
+
+    /// Sets the group's class, with this image or that of the operator. The Tailscale operator refuses one with an init container for this type.
+    pub(crate) fn set_class(stage: &Stage, directory: &str, image: Option<&str>) {
         let mut class = site::class(directory);
         class["metadata"]["name"] = json!(NAME);
-        stage.cluster.apply(&[class, group]);
-        Self { user: User::join(tailnet, "admin", &[]) }
+        if let Some(image) = image {
+            class["spec"]["statefulSet"]["pod"]["tailscaleContainer"]["image"] = json!(image);
+        }
+        stage.cluster.apply(&[class]);
+    }
+
+    /// Changes the host name, and has the kubeconfig of the administrator name it.
+    pub(crate) fn rename(&self, stage: &Stage, name: &str) {
+        let patch = json!({"spec": {"kubeAPIServer": {"hostname": name}}}).to_string();
+        stage.cluster.kubectl(&["patch", &format!("proxygroup/{NAME}"), "--type=merge", "-p", &patch]);
+        until("its new Tailscale Service", DEADLINE, || self.user.client.services().iter().any(|one| one["name"] == format!("svc:{name}")));
+        self.user.configure(name);
+    }
+
+    /// UIDs of the replicas' Pods.
+    pub(crate) fn pods(stage: &Stage) -> String {
+        let selector = format!("tailscale.com/parent-resource={NAME}");
+        stage.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", &selector, "-o", "jsonpath={.items[*].metadata.uid}"])
+    }
+
+    /// Values of this key in the replicas' state Secrets.
+    pub(crate) fn state(stage: &Stage, key: &str) -> Vec<Option<String>> {
+        [0, 1].map(|ordinal| stage.state(&format!("{NAME}-{ordinal}"), key)).into()
     }
 
     /// Waits until the first Pods serve it.
@@ -55,6 +82,11 @@ impl ApiServer {
 
     /// Waits until Pods of this image alone serve it with the identity of the client.
     pub(crate) fn is_served(&self, stage: &Stage, image: &str) {
+        self.is_served_as(stage, image, NAME);
+    }
+
+    /// The same by this name.
+    pub(crate) fn is_served_as(&self, stage: &Stage, image: &str, name: &str) {
         let cluster = &stage.cluster;
         let path = "jsonpath={.items[*].spec.containers[?(@.name==\"tailscale\")].image}";
         let selector = format!("tailscale.com/parent-resource={NAME}");
@@ -62,7 +94,7 @@ impl ApiServer {
             cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", &selector, "-o", path]) == [image; 2].join(" ")
         });
         cluster.rolled_out(NAMESPACE, &format!("statefulset/{NAME}"));
-        let user = eventually("the administrator's identity", DEADLINE, || self.user.identity(NAME, &[]).ok());
+        let user = eventually("the administrator's identity", DEADLINE, || self.user.identity(name, &[]).ok());
         let groups: Vec<&str> = GROUPS.into_iter().chain(["system:authenticated"]).collect();
         assert_eq!((&user["username"], &user["groups"]), (&json!(LOGIN), &json!(groups)));
         assert!(self.user.kubectl(&["get", "nodes", "-o", "name"]).contains("node/"), "by kubectl");
@@ -70,7 +102,12 @@ impl ApiServer {
 
     /// Waits until the group reports that it is ready, with its URL.
     pub(crate) fn is_ready(stage: &Stage) {
-        let (group, url) = (format!("proxygroup/{NAME}"), format!("https://{}", stage.cluster.tailnet.name_of(NAME)));
+        Self::is_ready_as(stage, NAME);
+    }
+
+    /// The same, by this name.
+    pub(crate) fn is_ready_as(stage: &Stage, name: &str) {
+        let (group, url) = (format!("proxygroup/{NAME}"), format!("https://{}", stage.cluster.tailnet.name_of(name)));
         stage.cluster.wait(&["--for=condition=ProxyGroupReady", &group]);
         stage.cluster.wait(&[&format!("--for=jsonpath={{.status.url}}={url}"), &group]);
     }

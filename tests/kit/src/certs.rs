@@ -105,6 +105,7 @@ impl Stage {
             account: AccountAt { secret: ACCOUNTS.to_owned(), field: FIELD.to_owned() },
             terms: self.terms,
             lead: self.lead,
+            leads: None,
             state: Some(format!("g-{ordinal}")),
             copy: None,
         };

@@ -10,10 +10,20 @@ use crate::model::api_server::route;
 
 use super::*;
 
-const AUTH: ApiServerSite =
-    ApiServerSite { mode: ApiServerMode::Auth, names: BTreeSet::new(), permit_system: BTreeSet::new(), send_extra: false };
-const NOAUTH: ApiServerSite =
-    ApiServerSite { mode: ApiServerMode::NoAuth, names: BTreeSet::new(), permit_system: BTreeSet::new(), send_extra: false };
+const AUTH: ApiServerSite = ApiServerSite {
+    mode: ApiServerMode::Auth,
+    names: BTreeSet::new(),
+    permit_system: BTreeSet::new(),
+    permit_all_system: false,
+    send_extra: false,
+};
+const NOAUTH: ApiServerSite = ApiServerSite {
+    mode: ApiServerMode::NoAuth,
+    names: BTreeSet::new(),
+    permit_system: BTreeSet::new(),
+    permit_all_system: false,
+    send_extra: false,
+};
 
 /// WhoIs of a user's device or, with tags, of a tagged node, with these rules.
 fn whois(tags: &[&str], rules: Value) -> WhoIs {
@@ -133,6 +143,7 @@ fn users_and_groups_of_kubernetes_itself_need_a_setting() {
         };
         assert!(permits(&["system:masters", "system:admin", "system:nodes"]));
         assert!(!permits(&["system:anonymous"]) && !permits(&["*"]));
+        assert!(caller(whois, ApiServerSite { permit_all_system: true, ..AUTH }).is_ok(), "as under the Tailscale operator");
         assert!(caller(whois, NOAUTH).is_ok(), "nothing is impersonated");
     }
 }

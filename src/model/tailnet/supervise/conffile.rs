@@ -4,11 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use jsonc_parser::ParseOptions;
-use jsonc_parser::ast::{Object, ObjectProp, Value};
-use jsonc_parser::common::Ranged;
-
 use super::settings::Secret;
+use crate::model::base::hujson::{self, Object, ObjectProp, Ranged, Value};
 use crate::model::tailnet::advertise::Advertised;
 
 /// Capability version if the daemon does not report its own: the one that the operator writes for every daemon.
@@ -136,8 +133,7 @@ pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
 }
 
 fn object(text: &str) -> Result<Object<'_>, ConfFault> {
-    let parsed = jsonc_parser::parse_to_ast(text, &jsonc_parser::CollectOptions::default(), &hujson());
-    match parsed.map_err(|fault| ConfFault::Syntax(fault.to_string()))?.value {
+    match hujson::parse(text).map_err(ConfFault::Syntax)? {
         Some(Value::Object(object)) => Ok(object),
         _ => Err(ConfFault::Shape),
     }
@@ -157,22 +153,6 @@ fn fields<'a, 'b>(object: &'b Object<'a>, name: &'static str) -> impl DoubleEnde
 fn texts<'b>(value: &'b Value<'_>) -> impl Iterator<Item = &'b str> {
     let list = value.as_array().map(|list| list.elements.iter()).into_iter().flatten();
     list.filter_map(|item| item.as_string_lit().map(|text| text.value.as_ref()))
-}
-
-/// `HuJSON`: JSON with comments and trailing commas.
-fn hujson() -> ParseOptions {
-    ParseOptions {
-        allow_comments: true,
-        allow_trailing_commas: true,
-        allow_loose_object_property_names: false,
-        allow_missing_commas: false,
-        allow_single_quoted_strings: false,
-        allow_hexadecimal_numbers: false,
-        allow_unary_plus_numbers: false,
-        allow_bare_decimal_point_numbers: false,
-        allow_non_finite_numbers: false,
-        allow_extended_string_escapes: false,
-    }
 }
 
 #[cfg(test)]

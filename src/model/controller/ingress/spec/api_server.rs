@@ -36,7 +36,7 @@ pub fn api_server(observed: &Observed, shape: &RenderContext<'_>, (request, host
     let site = Site {
         hosts,
         listeners: [(port, listener)].into(),
-        api_server: Some(ApiServerSite { mode, names: plain, permit_system, send_extra }),
+        api_server: Some(ApiServerSite { mode, names: plain, permit_system, send_extra, permit_all_system: false }),
         ..Site::default()
     };
     let (label, tags, ports) = (request.hostname.to_owned(), shape.spec.tags.to_vec(), vec![format!("tcp:{port}")]);

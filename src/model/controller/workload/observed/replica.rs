@@ -77,14 +77,11 @@ pub struct ReplicaConfig {
     pub former: Option<ByteString>,
 }
 
-/// Variable by which that image finds its config.
-const FORMER_CONFIG: &str = "TS_K8S_PROXY_CONFIG";
-
 impl ObservedReplica {
     /// Whether its Pod runs the Tailscale operator's image of type kube-apiserver.
     pub fn has_former_pod(&self) -> bool {
         let containers = self.pod.iter().filter_map(|pod| pod.spec.as_ref()).flat_map(|spec| &spec.containers);
-        containers.flat_map(|container| container.env.iter().flatten()).any(|variable| variable.name == FORMER_CONFIG)
+        containers.flat_map(|container| container.env.iter().flatten()).any(|variable| variable.name == names::K8S_PROXY_CONFIG)
     }
 
     /// Whether its Pod has this `ServiceAccount`.
