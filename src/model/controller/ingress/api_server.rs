@@ -94,10 +94,8 @@ pub(crate) fn request_fault(request: ApiServerRequest<'_>, shape: &RenderContext
     if let ApiServerMode::Other(mode) = request.mode {
         return Some(format!("spec.kubeAPIServer.mode: {mode:?} is neither auth nor noauth."));
     }
-    if shape.stock() || shape.is_k8s_proxy() {
-        return Some(
-            "Groups of type kube-apiserver run Tailyard's image only: remove the image of spec.proxyClass, or name Tailyard's.".into(),
-        );
+    if let Some(fault) = image_fault(shape) {
+        return Some(fault.into());
     }
     if request.is_http && request.certificate.is_some() {
         return Some("spec.tailyard.kubeAPIServer: remove certificateSecret or http, which needs no certificate.".into());
@@ -110,6 +108,20 @@ pub(crate) fn request_fault(request: ApiServerRequest<'_>, shape: &RenderContext
     }
     let permitted = shape.impersonation().filter(|permitted| permitted.names.users.is_empty())?;
     Some(permitted.fault().unwrap_or_else(|| "spec.tailyard.impersonation.users must name at least one user: * permits all.".into()))
+}
+
+/// Fault of the Tailscale operator's images, with the setting that names one. They forward any user and group that a grant names, so that
+/// neither the permitted names nor `enforceRecorder` would hold.
+fn image_fault(shape: &RenderContext<'_>) -> Option<&'static str> {
+    let is_stock = shape.stock() || shape.is_k8s_proxy();
+    let of_class = shape.container().and_then(|container| container.image.as_deref()).is_some_and(|image| !image.is_empty());
+    is_stock.then_some(if of_class {
+        "Groups of type kube-apiserver run Tailyard's image only, as the Tailscale operator's limits no impersonation: remove the image of \
+         spec.proxyClass, or name Tailyard's."
+    } else {
+        "Groups of type kube-apiserver run Tailyard's image only, as the Tailscale operator's limits no impersonation: name Tailyard's by \
+         proxyImage of the chart (--image), or by spec.proxyClass."
+    })
 }
 
 /// First fault of the request for the operator's device.

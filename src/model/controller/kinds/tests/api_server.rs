@@ -250,18 +250,12 @@ fn change_of_the_mode_changes_rights_and_config_and_restarts_no_pod() {
 
 #[test]
 fn invalid_groups_get_no_pods_and_a_reason() {
-    let class = |image: &str| Some(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": image}}}}));
     let cases = [
-        (json!({"kubeAPIServer": {"mode": "half"}}), None, "\"half\" is neither auth nor noauth"),
-        (json!({"tailyard": {"impersonation": {"users": []}}}), None, "spec.tailyard.impersonation.users"),
-        (json!({}), class("tailscale/k8s-proxy:v1.104.7"), "run Tailyard's image only"),
-        (json!({}), class("tailscale/tailscale:v1.104.7"), "run Tailyard's image only"),
+        (json!({"kubeAPIServer": {"mode": "half"}}), "\"half\" is neither auth nor noauth"),
+        (json!({"tailyard": {"impersonation": {"users": []}}}), "spec.tailyard.impersonation.users"),
     ];
-    for (more, class, says) in cases {
+    for (more, says) in cases {
         let mut world = kube(more.clone());
-        if let Some(class) = class {
-            world.with_class(class);
-        }
         world.settle();
         let ready = world.ready("kube");
         assert!(ready.1 == "ProxyGroupInvalid" && ready.2.contains(says), "{more}: {ready:?}");
@@ -272,6 +266,29 @@ fn invalid_groups_get_no_pods_and_a_reason() {
         world.settle();
         assert!(world.ready("kube").1 == "ProxyGroupInvalid" && world.ready("kube").2.contains(says), "{:?}", world.ready("kube"));
         assert!(world.hosted.vips.is_empty() && world.config("kube").routes.is_empty(), "{hostname}");
+    }
+}
+
+#[test]
+fn images_of_the_tailscale_operator_are_refused_with_the_setting_that_names_them() {
+    let class = |image: &str| json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": image}}}});
+    for (of_class, of_reconciler, says) in [
+        (Some("tailscale/k8s-proxy:v1.104.7"), None, "remove the image of spec.proxyClass"),
+        (Some("tailscale/tailscale:v1.104.7"), None, "remove the image of spec.proxyClass"),
+        (None, Some("tailscale/tailscale:v1.104.7"), "name Tailyard's by proxyImage of the chart"),
+        (Some(""), Some("r:5000/k8s-proxy@sha256:ab"), "name Tailyard's by proxyImage of the chart"),
+    ] {
+        let mut world = kube(json!({}));
+        if let Some(image) = of_reconciler {
+            world.settings.image = image.to_owned();
+        }
+        if let Some(image) = of_class {
+            world.with_class(class(image));
+        }
+        world.settle();
+        let ready = world.ready("kube");
+        assert!(ready.1 == "ProxyGroupInvalid" && ready.2.contains(says), "{of_class:?} {of_reconciler:?}: {ready:?}");
+        assert!(!world.objects.keys().any(|object| object.kind == Kind::StatefulSet), "{of_class:?} {of_reconciler:?}");
     }
 }
 
