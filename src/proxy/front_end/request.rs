@@ -10,7 +10,7 @@ use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::api::routes::BackendProtocol;
 use crate::model::front_end::vhosts::headers;
@@ -24,6 +24,11 @@ use super::seams::{HttpService, OwnResponse};
 use super::sources::SourceFull;
 use super::tunnel::{self, Halves};
 use super::upstream::{SendError, Upstream, UpstreamRequest};
+
+/// Maximum number of times that a request is sent again because a server has not processed it.
+const MAX_REFUSALS: u32 = 6;
+/// Maximum delay before a request is sent again, for each time that it was sent again before.
+const REFUSAL_DELAY: Duration = Duration::from_millis(40);
 
 /// A routed request.
 struct RoutedRequest<R> {
@@ -243,7 +248,8 @@ struct Repeats {
     head: Option<Request<()>>,
     /// Method without effect, and no body.
     is_safe: bool,
-    was_refused: bool,
+    /// Times that a server has not processed the request.
+    refusals: u32,
 }
 
 impl Repeats {
@@ -252,7 +258,7 @@ impl Repeats {
         let is_safe_method = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         let is_safe = is_safe_method && request.body().is_empty() && !request.headers().contains_key(UPGRADE);
         let is_repeatable = is_safe || protocol != BackendProtocol::Http;
-        Self { head: is_repeatable.then(|| copied(request, ())), is_safe, was_refused: false }
+        Self { head: is_repeatable.then(|| copied(request, ())), is_safe, refusals: 0 }
     }
 
     /// The request, if it has no effect.
@@ -260,10 +266,14 @@ impl Repeats {
         self.head.as_ref().filter(|_| self.is_safe).map(|head| copied(head, Upload::empty()))
     }
 
-    /// The request, with any method, once after a server has not processed it.
-    fn unprocessed(&mut self, uploading: &mut Uploading) -> Option<Request<Upload>> {
-        let is_first = !std::mem::replace(&mut self.was_refused, true);
-        Some(copied(self.head.as_ref()?, is_first.then(|| uploading.reclaim())??))
+    /// The request, with any method, after a server has not processed it: at once the first time, then after a short delay, as a GOAWAY
+    /// refuses all requests that are on their way, which would be sent again together.
+    async fn unprocessed(&mut self, uploading: &mut Uploading) -> Option<Request<Upload>> {
+        let delay = REFUSAL_DELAY.mul_f64(fastrand::f64()) * self.refusals;
+        self.refusals += 1;
+        let body = (self.refusals <= MAX_REFUSALS).then(|| uploading.reclaim())??;
+        sleep(delay).await;
+        Some(copied(self.head.as_ref()?, body))
     }
 }
 
@@ -291,7 +301,7 @@ async fn ask(
             }
             Err(SendError::Unprocessed(error)) => {
                 let unanswered = refused(port, &peer, &error, uploading.fault());
-                *request = repeats.unprocessed(uploading).ok_or(unanswered)?;
+                *request = repeats.unprocessed(uploading).await.ok_or(unanswered)?;
             }
             Err(SendError::Sent(error)) => {
                 let unanswered = broken(port, &peer, &error, uploading.fault());
@@ -313,7 +323,7 @@ async fn ask(
             }
             Err(SendError::Unprocessed(error)) => {
                 let unanswered = refused(port, &peer, &error, uploading.fault());
-                *request = repeats.unprocessed(uploading).ok_or(unanswered)?;
+                *request = repeats.unprocessed(uploading).await.ok_or(unanswered)?;
             }
             Err(SendError::Sent(error)) => {
                 let unanswered = broken(port, &peer, &error, uploading.fault());
