@@ -24,8 +24,8 @@ const RATE: &str = "20";
 const BUSY_RATE: &str = "50";
 /// Open shells of each protocol on the replica that is killed.
 const SHELLS: usize = 3;
-/// Bound of the connections that fail with a killed replica: those of twelve seconds.
-const MAX_FAILED: usize = 600;
+/// Bound of the connections that fail with a killed replica: those of six seconds.
+const MAX_FAILED: usize = 300;
 /// Number of answers after which the API is served again.
 const ENOUGH: u64 = 60;
 /// Prefix of the API server's root.
