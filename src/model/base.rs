@@ -1,4 +1,4 @@
-//! Shared base types: addresses and ports, netmap, backoff, bounds, sorted sets, rates, conditions, leader election, gzip, HuJSON, text tables.
+//! Shared base types: addresses and ports, netmap, backoff, bounds, sorted sets, rates, conditions, leader election, gzip, `HuJSON`, text tables.
 
 pub mod backoff;
 pub mod bounded;

@@ -1,4 +1,4 @@
-//! Typed fields of a HuJSON object. As in Go, case is ignored, the last of several fields counts, and `null` is unset.
+//! Typed fields of a `HuJSON` object. As in Go, case is ignored, the last of several fields counts, and `null` is unset.
 
 use super::fault::K8sProxyFault;
 use crate::model::base::hujson::{Object, Value};

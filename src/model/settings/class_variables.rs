@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Faults, Flags, SettingFault, Settings, daemon};
+use crate::api::names::K8S_PROXY_CONFIG;
 
 /// Environment that every proxy of the reconciler has, with examples of the kubelet's values.
 const POD: [(&str, &str); 9] = [
@@ -20,6 +21,9 @@ const POD: [(&str, &str); 9] = [
 /// Why a variable is refused, with what to use in its place; `None` if it is not. `own_image`: the class names the proxy's image, whose
 /// version may know other values.
 pub fn refusal(name: &str, value: &str, own_image: bool) -> Option<String> {
+    if name == K8S_PROXY_CONFIG && !value.is_empty() {
+        return Some(format!("{name} cannot be set, as each proxy has a config file: remove it; spec.kubeAPIServer has its settings"));
+    }
     let pod = POD.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let env: BTreeMap<_, _> = pod.chain([(name.to_owned(), value.to_owned())]).collect();
     let Err(Faults(faults)) = Settings::read(&env, &Flags::proxy()) else { return None };
@@ -63,6 +67,7 @@ mod tests {
             ("TS_CLIENT_SECRET", "s", "remove it"),
             ("TS_ID_TOKEN", "t", "remove it"),
             ("TS_AUDIENCE", "a", "remove it"),
+            ("TS_K8S_PROXY_CONFIG", "kube:tailscale/$(POD_NAME)-config", "remove it"),
             ("TS_BOOT_TIMEOUT", "90", "length of time"),
             ("TAILYARD_DENIED_TARGETS", "nodes", "TAILYARD_DENIED_TARGETS"),
             ("TAILYARD_API_SERVER_URL", "https://gateway.example/a/../b", "such as https://"),
