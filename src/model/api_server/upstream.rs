@@ -28,7 +28,7 @@ impl ApiServerUpstream {
         let uri: http::uri::Authority = authority.parse().ok().filter(|_| !authority.contains('@'))?;
         let port = match authority.strip_prefix(uri.host())? {
             "" => PORT,
-            port => port.strip_prefix(':')?.parse().ok().filter(|port| *port > 0)?,
+            port => port.strip_prefix(':')?.parse::<u16>().ok().filter(|port| *port > 0)?,
         };
         if uri.host().is_empty() {
             return None;
