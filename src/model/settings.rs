@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::model::api_server::upstream::ApiServerUpstream;
 use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
+use crate::model::front_end::kernel_tcp::{self, KernelTcpFacts, KernelTcpMode, KernelTcpObstacle};
 use crate::model::front_end::vhosts::headers::Upgrades;
 use crate::model::front_end::vhosts::shares;
 use crate::model::plan::targets::TargetPolicy;
@@ -202,8 +203,8 @@ pub struct FrontEndSettings {
     pub max_connections: usize,
     /// End the open streams of a client that lost a right at the API server (`TAILYARD_END_REVOKED_STREAMS`).
     pub end_revoked_streams: bool,
-    /// Terminate connections to Tailscale Services in the kernel, not in tailscaled's TCP stack (`TAILYARD_KERNEL_TCP`).
-    pub kernel_tcp: bool,
+    /// Whether connections to Tailscale Services end in the kernel, not in tailscaled's TCP stack (`TAILYARD_KERNEL_TCP`).
+    pub kernel_tcp: KernelTcpMode,
 }
 
 impl Default for FrontEndSettings {
@@ -215,7 +216,7 @@ impl Default for FrontEndSettings {
             tunnel_timeout: Duration::from_hours(1),
             max_connections: shares::MOST_CONNECTIONS,
             end_revoked_streams: true,
-            kernel_tcp: false,
+            kernel_tcp: KernelTcpMode::Off,
         }
     }
 }
@@ -325,10 +326,19 @@ impl Settings {
         matches!(&self.tailnet, TailnetMode::Tailscaled(daemon) if daemon.fill_config)
     }
 
-    /// Whether connections to virtual hosts may end in the kernel: where tailscaled has a tunnel device and we write rules.
-    pub fn kernel_tcp(&self) -> bool {
-        let has_tunnel = matches!(&self.tailnet, TailnetMode::Tailscaled(daemon) if !daemon.userspace);
-        self.front_end.kernel_tcp && has_tunnel && self.forwards()
+    /// Whether connections to virtual hosts may end in the kernel, or why not.
+    pub fn kernel_tcp(&self) -> Result<(), KernelTcpObstacle> {
+        let daemon = match &self.tailnet {
+            TailnetMode::Tailscaled(daemon) => Some(daemon),
+            TailnetMode::Static(_) => None,
+        };
+        let facts = KernelTcpFacts {
+            supervised: daemon.is_some(),
+            userspace: daemon.is_some_and(|daemon| daemon.userspace),
+            forwards: self.forwards(),
+            on_node: self.node_sites,
+        };
+        kernel_tcp::decide(self.front_end.kernel_tcp, facts)
     }
 
     /// Whether the kernel forwards anything: then the rules need a writer, and the kernel its forwarding sysctls.

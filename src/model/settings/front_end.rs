@@ -1,6 +1,7 @@
 //! Settings of HTTP client limits.
 
 use super::{FrontEndSettings, source::SettingSource};
+use crate::model::front_end::kernel_tcp::KernelTcpMode;
 use crate::model::front_end::vhosts::headers::Upgrades;
 
 pub(super) fn front_end(source: &mut SettingSource<'_>) -> FrontEndSettings {
@@ -13,6 +14,6 @@ pub(super) fn front_end(source: &mut SettingSource<'_>) -> FrontEndSettings {
         tunnel_timeout: source.duration("TAILYARD_TUNNEL_TIMEOUT"),
         max_connections: source.parsed("TAILYARD_MAX_CONNECTIONS", "a number above zero", number).unwrap_or_default(),
         end_revoked_streams: source.boolean("TAILYARD_END_REVOKED_STREAMS", true),
-        kernel_tcp: source.boolean("TAILYARD_KERNEL_TCP", false),
+        kernel_tcp: source.parsed("TAILYARD_KERNEL_TCP", "auto, true or false", KernelTcpMode::read).unwrap_or_default(),
     }
 }

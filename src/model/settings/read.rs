@@ -34,11 +34,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let targets = targets(source, pod.node_ip);
     let single = single(source);
     let egress = input(source, "TS_EGRESS_PROXIES_CONFIG_PATH", "TAILYARD_EGRESS_CONFIGMAP");
-    // In userspace mode the virtual hosts of the ConfigMap are served, and nothing is forwarded.
-    let sites_alone = source.text("TS_USERSPACE").and_then(go_values::boolean) == Some(true)
-        && source.text("TS_SERVE_CONFIG").is_some()
-        && source.text("TS_INGRESS_PROXIES_CONFIG_PATH").is_none();
-    let ingress = if sites_alone { None } else { input(source, "TS_INGRESS_PROXIES_CONFIG_PATH", "TAILYARD_INGRESS_CONFIGMAP") };
+    let ingress = l3_ingress(source);
     let serve = input(source, "TS_SERVE_CONFIG", "TAILYARD_INGRESS_CONFIGMAP");
     let cluster_via_ingress = source.boolean("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", false);
     let cert_share = cert_share(source, &pod);
@@ -92,6 +88,14 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         notes: std::mem::take(&mut source.notes),
     };
     if source.faults.is_empty() { Ok(settings) } else { Err(Faults(std::mem::take(&mut source.faults))) }
+}
+
+/// Source of the L3 ingress services. In userspace mode the virtual hosts of the `ConfigMap` are served, and nothing is forwarded.
+fn l3_ingress(source: &mut SettingSource<'_>) -> Option<ConfigInput> {
+    let sites_alone = source.text("TS_USERSPACE").and_then(go_values::boolean) == Some(true)
+        && source.text("TS_SERVE_CONFIG").is_some()
+        && source.text("TS_INGRESS_PROXIES_CONFIG_PATH").is_none();
+    if sites_alone { None } else { input(source, "TS_INGRESS_PROXIES_CONFIG_PATH", "TAILYARD_INGRESS_CONFIGMAP") }
 }
 
 fn note_ineffective(source: &mut SettingSource<'_>) {

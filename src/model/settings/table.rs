@@ -93,14 +93,18 @@ const PROXY: [Section; 7] = [
         flag("--tunnel-timeout", "TAILYARD_TUNNEL_TIMEOUT", "TIME", "1h").help("Idle timeout of upgraded connections"),
         flag("--max-connections", "TAILYARD_MAX_CONNECTIONS", "NUMBER", "16384")
             .help("Maximum number of client connections, a quarter of it for one client; less if file descriptors or memory are scarce"),
+        flag("--kernel-tcp", "TAILYARD_KERNEL_TCP", "auto|true|false", "false").help(
+            "Terminate connections to Tailscale Services in the kernel, in place of tailscaled's TCP stack; auto: where this replica can, \
+             true: warn if it cannot",
+        ),
+    ]),
+    section("API server proxy").of(&[
+        flag("--api-server-url", "TAILYARD_API_SERVER_URL", "URL", "").help(
+            "URL of the API server, with the base path below which it serves, as `server` in a kubeconfig (default: that of the Pod's cluster)",
+        ),
         flag("--end-revoked-streams", "TAILYARD_END_REVOKED_STREAMS", "true|false", "true")
             .help("End watches and sessions of a client of the Kubernetes API that loses a right; its next requests are refused in any case"),
-        flag("--kernel-tcp", "TAILYARD_KERNEL_TCP", "true|false", "false")
-            .help("Terminate connections to Tailscale Services in the kernel, if it can, in place of tailscaled's TCP stack"),
     ]),
-    section("API server proxy").of(&[flag("--api-server-url", "TAILYARD_API_SERVER_URL", "URL", "").help(
-        "URL of the API server, with the base path below which it serves, as `server` in a kubeconfig (default: that of the Pod's cluster)",
-    )]),
     section("Kernel").of(&[
         flag("--firewall-mode", "TS_DEBUG_FIREWALL_MODE", "NAME", "auto").help(FIREWALL_MODES),
         flag("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "25s").help(

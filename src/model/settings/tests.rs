@@ -333,10 +333,15 @@ fn front_end_limits_are_read() {
         tunnel_timeout: Duration::from_hours(24),
         max_connections: 500,
         end_revoked_streams: false,
-        kernel_tcp: true,
+        kernel_tcp: KernelTcpMode::On,
     };
     assert_eq!(set.front_end, expected);
-    for (variable, value) in [("TAILYARD_UPGRADES", "websocket,h2c"), ("TAILYARD_MAX_CONNECTIONS", "0"), ("TAILYARD_BODY_TIMEOUT", "0s")] {
+    for (variable, value) in [
+        ("TAILYARD_UPGRADES", "websocket,h2c"),
+        ("TAILYARD_MAX_CONNECTIONS", "0"),
+        ("TAILYARD_BODY_TIMEOUT", "0s"),
+        ("TAILYARD_KERNEL_TCP", "yes"),
+    ] {
         assert!(faults(&[(variable, value)])[0].contains(variable));
     }
 }

@@ -10,6 +10,7 @@ use crate::edge::kube::Cluster;
 use crate::edge::tls::TlsError;
 use crate::model::api_server::upstream::{self, ApiServerUpstream};
 use crate::model::config::source::ServeContent;
+use crate::model::front_end::kernel_tcp::KernelTcpMode;
 use crate::model::front_end::vhosts::shares::Shares;
 use crate::model::front_end::vhosts::{Vhosts, shared_host};
 use crate::model::settings::Settings;
@@ -114,20 +115,7 @@ impl Listening {
         let dialed = endpoints::publish_dialed(sites.clone(), endpoints.clone(), forwarding.backends.clone());
         tasks.run_until_stop("addresses of backends", dialed);
         let front_end = &settings.front_end;
-        let shares = Shares::of(resources::descriptors(), resources::memory(), front_end.max_connections);
-        tracing::info!(
-            shares.connections,
-            shares.site,
-            shares.source,
-            "client connections are limited, of the process, a site and a client"
-        );
-        let limits = Limits {
-            body_timeout: front_end.body_timeout,
-            answer_timeout: front_end.answer_timeout,
-            tunnel_timeout: front_end.tunnel_timeout,
-            shares,
-            ..Limits::of(settings.drain_timeout)
-        };
+        let limits = client_limits(settings);
         let (closing, told_to_close) = watch::channel(Closing::default());
         let certs = cluster.and_then(|cluster| certify(settings, cluster, daemon, tailnet, &sites, tasks));
         let netmap = tailnet.netmap.clone();
@@ -150,7 +138,7 @@ impl Listening {
             closing: told_to_close,
             node: settings.pod.node.clone(),
             loopback: Loopback::Named,
-            kernel_tcp: settings.kernel_tcp(),
+            kernel_tcp: chosen_kernel_tcp(settings),
             pod_addresses: settings.pod_sites.clone(),
             limits,
             upgrades: front_end.upgrades.clone(),
@@ -169,6 +157,38 @@ impl Listening {
         });
         Some(Self { handle, api_server, certs, closing, closed })
     }
+}
+
+/// Limits of clients, by the settings and the resources of the container; logs those of connections.
+fn client_limits(settings: &Settings) -> Limits {
+    let front_end = &settings.front_end;
+    let shares = Shares::of(resources::descriptors(), resources::memory(), front_end.max_connections);
+    tracing::info!(shares.connections, shares.site, shares.source, "client connections are limited, of the process, a site and a client");
+    Limits {
+        body_timeout: front_end.body_timeout,
+        answer_timeout: front_end.answer_timeout,
+        tunnel_timeout: front_end.tunnel_timeout,
+        shares,
+        ..Limits::of(settings.drain_timeout)
+    }
+}
+
+/// Whether connections to Tailscale Services may end in the kernel; logs the choice.
+fn chosen_kernel_tcp(settings: &Settings) -> bool {
+    match (settings.kernel_tcp(), settings.front_end.kernel_tcp) {
+        (Ok(()), _) => tracing::info!("kernel TCP is used: connections to Tailscale Services end in the kernel"),
+        (Err(obstacle), KernelTcpMode::On) => {
+            let reason = obstacle.reason();
+            tracing::warn!(
+                reason,
+                "kernel TCP cannot be used: connections end in tailscaled's TCP stack; unset TAILYARD_KERNEL_TCP, or set auto"
+            );
+        }
+        (Err(obstacle), _) => {
+            tracing::info!(reason = obstacle.reason(), "kernel TCP is not used: connections end in tailscaled's TCP stack");
+        }
+    }
+    settings.kernel_tcp().is_ok()
 }
 
 /// Starts certificate orders and copies; `None` without Secrets.

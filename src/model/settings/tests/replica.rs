@@ -62,10 +62,15 @@ fn kernel_terminates_connections_only_with_a_tunnel_and_rules() {
         ("TAILYARD_STATE_FILE", "/state.json"),
         ("TAILYARD_KERNEL_TCP", "true"),
     ];
-    let with = |pairs: &[(&str, &str)]| read(&[&group[..], pairs].concat()).kernel_tcp();
-    assert!(with(&[]));
-    assert!(!with(&[("TAILYARD_KERNEL_TCP", "false")]) && !read(&group[..2]).kernel_tcp());
-    assert!(!read(&[("TAILYARD_KERNEL_TCP", "true"), ("TS_USERSPACE", "true")]).kernel_tcp());
+    let decided = |settings: Settings| settings.kernel_tcp().map_err(KernelTcpObstacle::reason);
+    let with = |pairs: &[(&str, &str)]| decided(read(&[&group[..], pairs].concat()));
+    assert_eq!((with(&[]), with(&[("TAILYARD_KERNEL_TCP", "auto")])), (Ok(()), Ok(())));
+    assert_eq!(with(&[("TAILYARD_KERNEL_TCP", "false")]), Err("Disabled"));
+    assert_eq!(decided(read(&group[..2])), Err("Disabled"));
+    assert_eq!(with(&[("TAILYARD_SERVE_ON_NODE_ADDRESS", "true")]), Err("NoTailscaleServices"));
+    assert_eq!(with(&[("TAILYARD_TAILNET", "static:/node.json")]), Err("OtherClient"));
+    assert_eq!(decided(read(&[("TAILYARD_KERNEL_TCP", "true"), ("TS_USERSPACE", "true")])), Err("Userspace"));
+    assert_eq!(decided(read(&[("TAILYARD_KERNEL_TCP", "auto"), ("TS_USERSPACE", "false")])), Err("NoRules"));
 }
 
 #[test]
