@@ -9,7 +9,7 @@ use crate::api::routes;
 use crate::edge::kube::{ApiCall, CallFault, KubeError, Verb};
 use crate::model::base::netmap::SelfNode;
 
-const WAIT: Duration = Duration::from_secs(60);
+const WAIT: Duration = Duration::from_mins(1);
 
 fn text(hostname: &str, service: &str) -> Bytes {
     let section = json!({"Enabled": true, "Mode": "auth", "ServiceName": service});

@@ -384,7 +384,7 @@ async fn identity_in_trailers_is_removed() {
         let body = StreamBody::new(futures_util::stream::iter(frames));
         let request = Request::post(format!("https://{NAME}{PODS}")).body(body).expect("a request");
         let over_http2 = got(client.send_request(request)).await.echoed();
-        let fields: String = NAMES.iter().map(|name| format!("{name}: root\r\n")).collect();
+        let fields = NAMES.map(|name| format!("{name}: root\r\n")).concat();
         let head =
             format!("POST {PODS} HTTP/1.1\r\nHost: {NAME}\r\nConnection: close, TE\r\nTE: trailers\r\nTrailer: {}\r\n", NAMES.join(", "));
         let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n{fields}\r\n");

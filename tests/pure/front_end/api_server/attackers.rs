@@ -50,7 +50,7 @@ async fn client_without_tls_has_the_identity_of_its_connection_in_both_versions_
     status(&stage.prior_knowledge(STRANGER, &url).await, 401);
     status(&stage.prior_knowledge(CLIENT, &format!("http://other.example{PODS}")).await, 421);
     // An upgrade is ignored, and the bytes after it are no request of HTTP/2.
-    let fields: String = CLAIMS.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let fields = CLAIMS.map(|(name, value)| format!("{name}: {value}\r\n")).concat();
     let upgrade = "Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n";
     let head = format!("GET {PODS} HTTP/1.1\r\nHost: {NAME}\r\n{upgrade}{fields}\r\n");
     let hidden = [(":method", "GET"), (":scheme", "http"), (":authority", NAME), (":path", "/hidden"), ("impersonate-user", "root")];
