@@ -173,8 +173,11 @@ pub fn replica_config(group: &str, ordinal: u32) -> String {
     format!("{group}-{ordinal}{CONFIG_SECRET_SUFFIX}")
 }
 
+/// End of the name of a group's egress config.
+pub const EGRESS_CONFIG_SUFFIX: &str = "-egress-config";
+
 pub fn egress_config(group: &str) -> String {
-    format!("{group}-egress-config")
+    format!("{group}{EGRESS_CONFIG_SUFFIX}")
 }
 
 /// Ours: `ClusterRole` by which replicas read endpoints of backends.
@@ -225,6 +228,9 @@ pub fn certificate_orders(namespace: &str) -> String {
     format!("tailyard-certificates-{namespace}")
 }
 
+/// End of the name of the ingress config of a group or proxy.
+pub const INGRESS_CONFIG_SUFFIX: &str = "-ingress-config";
+
 pub fn ingress_config(group: &str) -> String {
-    format!("{group}-ingress-config")
+    format!("{group}{INGRESS_CONFIG_SUFFIX}")
 }

@@ -17,11 +17,12 @@ use crate::runtime::queue::WorkOutcome;
 const OF: (Resource, WatchRole) = (Resource::DNS_CONFIG, WatchRole::DnsConfig);
 
 pub async fn reconcile(context: &Context) -> Result<WorkOutcome, ActError> {
-    let (configs, inputs, is_uninstall) = {
+    let (configs, inputs, proxies, is_uninstall) = {
         let cache = context.stores.cache();
         let (configs, inputs) = cache.nameserver_inputs(&context.settings);
-        (configs, inputs, cache.is_uninstall_requested())
+        (configs, inputs, cache.serving_proxies(), cache.is_uninstall_requested())
     };
+    let inputs = if is_uninstall || configs.is_empty() { inputs } else { inputs.serving(&proxies) };
     let effective = nameserver::effective(&configs).filter(|_| !is_uninstall);
     let wanted = effective.map(|config| nameserver::manifests(config, &inputs)).unwrap_or_default();
     let is_current = |manifest: &Manifest| inputs.existing.get(&manifest.object).is_some_and(|observed| manifest.holds(observed));

@@ -18,6 +18,7 @@ use tailyard::model::controller::key::WorkloadKey;
 use tailyard::model::controller::kinds::group_policy::{self, PolicyRules};
 use tailyard::model::controller::kinds::nameserver;
 use tailyard::model::controller::kinds::nameserver::inputs::NameserverInputs;
+use tailyard::model::controller::kinds::nameserver::records::RecordsPlan;
 use tailyard::model::controller::kinds::pass;
 use tailyard::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
 use tailyard::model::controller::workload::actions::{ControlAction, GroupPlan};
@@ -31,7 +32,6 @@ use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Obser
 use tailyard::model::controller::workload::settings::GroupSettings;
 use tailyard::model::controller::workload::target_inputs::TargetInputs;
 use tailyard::model::controller::workload::vip_service::ServiceOwner;
-use tailyard::model::nameserver::records::Records;
 
 /// A new group with one Service.
 fn observed(spec: Value, class: Option<Value>) -> Observed {
@@ -185,11 +185,11 @@ fn admission_objects_of_policies_match_the_golden_file() {
 fn objects_of_a_nameserver_match_the_golden_file() {
     let metadata = json!({"name": "ts-dns", "uid": "1f0c"});
     let config = serde_json::from_value(json!({"metadata": metadata, "spec": {"nameserver": {}}})).expect("a DNSConfig");
-    let document = br#"{"version":"v1alpha1","ip4":{"db.tail1234.ts.net":["10.96.0.7"]},"ip6":{"db.tail1234.ts.net":["fd00:96::7"]}}"#;
+    let document = r#"{"version":"v1alpha1","ip4":{"db.tail1234.ts.net":["10.96.0.7"]},"ip6":{"db.tail1234.ts.net":["fd00:96::7"]}}"#;
     let inputs = NameserverInputs {
         namespace: "tailscale".into(),
         image: "tailyard:test".into(),
-        records: Records::parse(document).expect("records"),
+        records: RecordsPlan { document: document.to_owned(), ..RecordsPlan::default() },
         ..NameserverInputs::default()
     };
     let all: Vec<_> = nameserver::manifests(&config, &inputs).into_iter().map(|manifest| manifest.value).collect();

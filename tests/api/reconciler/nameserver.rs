@@ -71,6 +71,15 @@ async fn records(stage: &Stage, wanted: &Value) {
     eventually_async(&wanted.to_string(), DEADLINE, async || ip4(stage).await, |found| found == wanted).await;
 }
 
+/// Waits for records while the replica acknowledges the egress config.
+async fn acknowledged(stage: &Stage, wanted: &Value) {
+    let look = async || {
+        stage.acknowledge("eg", 1).await;
+        ip4(stage).await
+    };
+    eventually_async(&wanted.to_string(), DEADLINE, look, |found| found == wanted).await;
+}
+
 fn query(name: &str, kind: RecordType) -> Message {
     let mut message = Message::new(7, MessageType::Query, OpCode::Query);
     message.add_query(Query::query(Name::from_ascii(format!("{name}.")).expect("a name"), kind));
@@ -146,10 +155,12 @@ fn records_follow_services_and_the_nameserver_answers_without_the_api_server() {
         stage.grant("dnsconfigs.yaml", "").await;
         let running = stage.reconciler_with("one", 9100, &FLAGS);
         stage.group("eg", 1).await;
+        stage.join("eg", 1).await;
         service(&stage, "db", NAME).await;
         let address = address_of_child(&stage, "db").await;
         config(&stage, "ts-dns", json!({})).await;
-        records(&stage, &json!({NAME: [address]})).await;
+        records(&stage, &json!({})).await;
+        acknowledged(&stage, &json!({NAME: [address]})).await;
         assert!(!ready(&stage, "ts-dns", "False NameserverPending").await.is_empty());
         pods_are_ready(&stage).await;
         let of_service = stage.here::<Service>().get("nameserver").await.expect("a Service").spec.and_then(|spec| spec.cluster_ip);
@@ -158,6 +169,7 @@ fn records_follow_services_and_the_nameserver_answers_without_the_api_server() {
         resolves(NAME, &address).await;
         answers_follow_the_protocol(&address).await;
         service(&stage, "db", "renamed.tail1234.ts.net").await;
+        acknowledged(&stage, &json!({"renamed.tail1234.ts.net": [address]})).await;
         resolves("renamed.tail1234.ts.net", &address).await;
         assert_eq!(found(&udp(&query(NAME, RecordType::A)).await.expect("an answer")).0, ResponseCode::NXDomain);
         stage.quiet(&running).await;
@@ -170,6 +182,28 @@ fn records_follow_services_and_the_nameserver_answers_without_the_api_server() {
         resolves("renamed.tail1234.ts.net", &address).await;
         stage.cluster.kill_server();
         resolves("renamed.tail1234.ts.net", &address).await;
+    });
+}
+
+#[test]
+fn name_stays_with_the_service_that_has_it_whatever_older_ones_request() {
+    stage(async |stage| {
+        stage.grant("dnsconfigs.yaml", "").await;
+        let running = stage.reconciler_with("one", 9100, &FLAGS);
+        stage.group("eg", 1).await;
+        stage.join("eg", 1).await;
+        config(&stage, "ts-dns", json!({})).await;
+        service(&stage, "a-first", "first.tail1234.ts.net").await;
+        service(&stage, "db", NAME).await;
+        let (first, address) = (address_of_child(&stage, "a-first").await, address_of_child(&stage, "db").await);
+        acknowledged(&stage, &json!({"first.tail1234.ts.net": [first], NAME: [address]})).await;
+        service(&stage, "a-first", NAME).await;
+        acknowledged(&stage, &json!({NAME: [address]})).await;
+        service(&stage, "db", "not a name").await;
+        stage.quiet(&running).await;
+        assert_eq!(ip4(&stage).await, json!({NAME: [address]}), "a faulty request changes neither what is served nor the record");
+        service(&stage, "db", "second.tail1234.ts.net").await;
+        acknowledged(&stage, &json!({"second.tail1234.ts.net": [address], NAME: [first]})).await;
     });
 }
 

@@ -9,9 +9,8 @@ use tailyard::model::nameserver::records::Records;
 fuzz_target!(|data: &[u8]| {
     let (document, query) = data.split_at(data.len() - data.len().min(64) / 2);
     let Ok(records) = Records::parse(document) else { return };
-    let (written, omitted) = records.document();
-    let read = Records::parse(written.as_bytes()).expect("a document");
-    assert_eq!(read.len() + omitted, records.len());
+    let read = Records::parse(records.document().as_bytes()).expect("a document");
+    assert!(read.len() <= records.len());
     let name = query_name(query.split(|byte| *byte == b'.'));
     for kind in [QueryType::A, QueryType::Aaaa, QueryType::Ptr, QueryType::Soa, QueryType::Any, QueryType::Other] {
         let found = answer(&records, &name, kind);

@@ -6,7 +6,10 @@
 pub mod inputs;
 pub mod objects;
 pub mod records;
+pub mod served;
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -20,6 +23,9 @@ use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::kinds::nameserver::inputs::{NAME, NameserverInputs, object};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef};
 use crate::model::nameserver::records::CONFIG_MAP;
+
+/// Maximum namespaces that a condition names.
+const MAX_NAMED: usize = 5;
 
 /// Whether an object is labelled as a nameserver's.
 pub fn is_labelled(object: &Value) -> bool {
@@ -97,12 +103,24 @@ fn readiness(config: &DNSConfig, inputs: &NameserverInputs, failure: Option<&str
         let message = format!("0 of {wanted} Pods of Deployment {}/{NAME} are ready", inputs.namespace);
         return (ConditionStatus::False, reason::NAMESERVER_PENDING, message);
     }
-    let omitted = inputs.records.document().1;
-    if omitted > 0 {
-        let message = format!("{omitted} names have no record, as the ConfigMap {CONFIG_MAP} is full");
-        return (ConditionStatus::True, reason::NAMESERVER_CREATED, message);
+    if !inputs.records.omitted.is_empty() {
+        return (ConditionStatus::True, reason::NAMESERVER_CREATED, without_room(&inputs.records.omitted));
     }
     (ConditionStatus::True, reason::NAMESERVER_CREATED, "the nameserver answers queries".to_owned())
+}
+
+/// Names without room, and the namespaces with most of them.
+fn without_room(omitted: &BTreeMap<String, usize>) -> String {
+    let mut namespaces: Vec<_> = omitted.iter().map(|(namespace, count)| (Reverse(*count), namespace)).collect();
+    namespaces.sort();
+    let named = namespaces.iter().take(MAX_NAMED).map(|(count, namespace)| format!("{namespace} ({})", count.0));
+    let more = namespaces.len().saturating_sub(MAX_NAMED);
+    let named: Vec<_> = named.chain((more > 0).then(|| format!("{more} more"))).collect();
+    format!(
+        "{} names have no record, as their namespaces have used their shares of the ConfigMap {CONFIG_MAP}: {}; request fewer names there",
+        omitted.values().sum::<usize>(),
+        named.join(", ")
+    )
 }
 
 #[cfg(test)]

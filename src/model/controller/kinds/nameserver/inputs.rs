@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::model::controller::kinds::nameserver::records::{RecordsPlan, records};
+use crate::model::controller::kinds::nameserver::served::ServingProxies;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
-use crate::model::nameserver::records::{CONFIG_MAP, Records};
+use crate::model::nameserver::records::{CONFIG_MAP, FIELD, Records};
 
 /// Name of the nameserver's objects.
 pub const NAME: &str = "nameserver";
@@ -21,9 +23,21 @@ pub struct NameserverInputs {
     /// Image of the proxies, and its pull Secrets.
     pub image: String,
     pub pull_secrets: Vec<String>,
-    pub records: Records,
+    pub records: RecordsPlan,
     /// Existing objects of its names, whatever owns them.
     pub existing: BTreeMap<ObjectRef, Arc<Value>>,
+}
+
+impl NameserverInputs {
+    /// Sets the records of what proxies serve now, from those in the existing `ConfigMap`.
+    #[must_use]
+    pub fn serving(self, proxies: &ServingProxies) -> Self {
+        let existing = self.existing.get(&object(Kind::ConfigMap, &self.namespace));
+        let document = existing.and_then(|map| map["data"][FIELD].as_str()).unwrap_or_default();
+        // An unreadable one is replaced.
+        let before = Records::parse(document.as_bytes()).unwrap_or_default();
+        Self { records: records(proxies.names(), &before), ..self }
+    }
 }
 
 /// Reference to its object of a kind.

@@ -42,7 +42,7 @@ pub(super) fn manifests(config: &DNSConfig, inputs: &NameserverInputs) -> Vec<Ma
         of(Kind::ServiceAccount, json!({})),
         of(Kind::Role, json!({ "rules": rules })),
         of(Kind::RoleBinding, json!({"roleRef": role, "subjects": subjects})),
-        of(Kind::ConfigMap, json!({"data": {FIELD: inputs.records.document().0}})),
+        of(Kind::ConfigMap, json!({"data": {FIELD: inputs.records.document}})),
         of(Kind::Service, json!({"spec": service(config, inputs)})),
         of(Kind::PodDisruptionBudget, json!({"spec": {"maxUnavailable": 1, "selector": selector}})),
         of(Kind::Deployment, json!({"spec": deployment(config, inputs, &selector)})),

@@ -107,3 +107,16 @@ fn objects_without_a_config_are_deleted_and_others_stay() {
     let wanted = manifests(&config("a", 1, json!({})), &labelled);
     assert_eq!((wanted.len(), leftovers(&labelled, &wanted)), (KINDS.len(), vec![]));
 }
+
+#[test]
+fn condition_names_the_namespaces_without_room() {
+    let mut ready = inputs(vec![(Kind::Deployment, json!({"status": {"readyReplicas": 2}}))]);
+    let names = ["a", "b", "c", "d", "e", "f"].into_iter().zip(1_usize..);
+    ready.records.omitted = names.map(|(namespace, count)| (namespace.to_owned(), count)).collect();
+    let (_, status) = statuses(&[config("a", 1, json!({}))], &ready, None, Timestamp::UNIX_EPOCH).remove(0);
+    let message = &status.conditions[0].message;
+    assert!(
+        message.starts_with("21 names have no record") && message.contains(": f (6), e (5), d (4), c (3), b (2), 1 more;"),
+        "{message}"
+    );
+}
