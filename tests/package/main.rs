@@ -11,3 +11,4 @@
 mod chart;
 mod crd;
 mod image;
+mod served;

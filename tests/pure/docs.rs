@@ -1,6 +1,6 @@
-//! docs/failures.md, docs/differences.md and SECURITY.md name existing tests: the first one in the line `- **Test**: …` under each
-//! heading `### `, the others in the last column of their tables. A test is written `` `path` ``, a scenario of the cluster tier
-//! `` `cluster` "name" ``; an entry without a test has "not tested". All documents name existing files, and items that are in them.
+//! docs/failures.md, docs/differences.md, docs/served.md and SECURITY.md name existing tests: the first one in the line `- **Test**: …`
+//! under each heading `### `, the others in the last column of their tables. A test is written `` `path` ``, a scenario of the cluster
+//! tier `` `cluster` "name" ``; an entry without a test has "not tested". All documents name existing files, and items that are in them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,9 +13,10 @@ use crate::source::files;
 type Check = fn(&str, &BTreeSet<String>) -> Findings;
 
 /// Documents, each with its check and its untested entries, by the beginning of the heading or first cell.
-const DOCUMENTS: [(&str, Check, &[&str]); 3] = [
+const DOCUMENTS: [(&str, Check, &[&str]); 4] = [
     ("docs/failures.md", check_headings, &["tailscaled rejects `ShieldsUp` during a drain", "tailscaled has no config file"]),
     ("docs/differences.md", check_tables, &[]),
+    ("docs/served.md", check_tables, &[]),
     ("SECURITY.md", check_tables, &[]),
 ];
 /// Lines under a heading of docs/failures.md, in this order.

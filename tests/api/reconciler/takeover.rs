@@ -16,6 +16,8 @@ use kit::wait::{eventually_async, until_async};
 
 /// Field manager of the Tailscale operator.
 const THEIRS: &str = "operator";
+/// Finalizer by which the Tailscale operator removes records of a Service. Nothing removes it once that operator is gone.
+const DNS_FINALIZER: &str = "tailscale.com/dns-records-reconciler";
 
 /// Writes an object as the Tailscale operator does: creates or updates the whole object.
 async fn write<K>(api: &Api<K>, object: &Value) -> K
@@ -87,6 +89,9 @@ async fn theirs(stage: &Stage, uid: &str) {
     child["metadata"]["labels"] = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "svc",
         "tailscale.com/parent-resource": "s", "tailscale.com/parent-resource-ns": "default", "tailscale.com/proxy-group": "g",
         "tailscale.com/svc-type": "egress", "left": "over"});
+    // Its nameserver has a record of the Service.
+    child["metadata"]["finalizers"] = json!([DNS_FINALIZER]);
+    child["metadata"]["annotations"] = json!({"tailscale.com/magic-dnsname": "db.tail1.ts.net"});
     write(&stage.here::<Service>(), &child).await;
 }
 
@@ -132,6 +137,7 @@ fn objects_of_the_tailscale_operator_are_taken_over_and_handed_back() {
         let child = stage.here::<Service>().get("ts-s-x7k2p").await.expect("the child is kept");
         assert!(!child.labels().contains_key("left") && child.spec.as_ref().is_some_and(|spec| spec.selector.is_some()));
         assert!(json!(child.spec).to_string().contains("10432"), "and its port");
+        assert!(child.finalizers().is_empty() && !child.annotations().contains_key("tailscale.com/magic-dnsname"), "it can be deleted");
         assert_eq!(stage.child("s").await.len(), 1);
         for managers in [managers(&set), managers(&secret), managers(&config), managers(&child)] {
             assert!(managers.contains(&"tailyard".to_owned()) && !managers.contains(&THEIRS.to_owned()), "{managers:?}");

@@ -35,8 +35,13 @@ pub fn their_chart() -> PathBuf {
     their_directory().parent().expect("a parent").join("chart")
 }
 
+/// The root of their Go module, of the same version.
+pub fn their_source() -> PathBuf {
+    their_directory().ancestors().nth(4).expect("the root of the module").to_owned()
+}
+
 /// The directory of theirs, in the Go module of the version that is pinned.
-pub(crate) fn their_directory() -> PathBuf {
+pub fn their_directory() -> PathBuf {
     let found = Command::new(crate::root().join("tests/servers/crds")).stderr(Stdio::inherit()).output();
     let found = found.expect("tests/servers/crds");
     assert!(found.status.success(), "tests/servers/crds failed");
