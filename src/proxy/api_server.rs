@@ -17,7 +17,7 @@ use crate::api::routes::{ApiServerSite, Backend};
 use crate::model::api_server::base_path::BasePath;
 use crate::model::api_server::caller::{self, Caller};
 use crate::model::api_server::refusal::ApiServerRefusal;
-use crate::model::api_server::{self, ApiRoute, UPGRADES, status, web_page};
+use crate::model::api_server::{self, ApiRoute, UPGRADES, status, upstream, web_page};
 use crate::model::front_end::vhosts::headers::{RequestInfo, Upgrades};
 use crate::model::front_end::vhosts::{Vhost, bare};
 
@@ -85,7 +85,7 @@ impl ApiServerService {
             return Err(ApiServerRefusal::OtherSite);
         }
         let backend = vhost.backends().next().cloned().ok_or(ApiServerRefusal::NoUpstream)?;
-        let authority = HeaderValue::from_str(&backend.address).map_err(|_| ApiServerRefusal::NoUpstream)?;
+        let authority = HeaderValue::from_str(upstream::authority(&backend.address)).map_err(|_| ApiServerRefusal::NoUpstream)?;
         let api = api_server::route(request, &self.base)?;
         // A page of a Pod would be one of the API server's own origin, with the identity of its visitor.
         if site.mode.impersonates() && is_of_browser && api.request.is_proxied() {

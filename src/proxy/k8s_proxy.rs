@@ -154,7 +154,7 @@ pub fn serve_configs(configs: K8sProxyConfigs, netmap: watch::Receiver<Option<Ar
         loop {
             let config = Arc::clone(&inputs.configs.borrow_and_update());
             let netmap = inputs.netmap.borrow_and_update().clone();
-            let values = translation::serve_values(&config, netmap.as_deref().and_then(translation::domain));
+            let values = translation::serve_values(&config, netmap.as_deref().and_then(NetMap::domain));
             if values.is_some() && values != inputs.last {
                 inputs.last.clone_from(&values);
                 let values: Values = values.into_iter().flatten().map(|(key, text)| (key, Bytes::from(text))).collect();

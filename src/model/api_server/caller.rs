@@ -25,6 +25,8 @@ const NODE: HeaderName = HeaderName::from_static("impersonate-extra-tailyard.io%
 const ADDRESS: HeaderName = HeaderName::from_static("impersonate-extra-tailyard.io%2faddress");
 const LOGIN: HeaderName = HeaderName::from_static("impersonate-extra-tailyard.io%2flogin");
 
+/// End of the domains of Tailscale's tailnets, where each login has an `@`.
+const TAILSCALE: &str = ".ts.net";
 /// Prefix of `WebSocket` protocols that carry a bearer token.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
@@ -36,10 +38,10 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Reads WhoIs of the client's address.
-    pub fn of(whois: &WhoIs, address: IpAddr, site: &ApiServerSite) -> Result<Self, ApiServerRefusal> {
+    /// Reads WhoIs of the client's address. `domain`: that of the tailnet, by the proxy's own name.
+    pub fn of(whois: &WhoIs, (address, domain): (IpAddr, Option<&str>), site: &ApiServerSite) -> Result<Self, ApiServerRefusal> {
         let grants = Grants::read(&whois.cap_map)?;
-        let identity = site.mode.impersonates().then(|| impersonation(whois, address, &grants, site)).transpose()?;
+        let identity = site.mode.impersonates().then(|| impersonation(whois, (address, domain), &grants, site)).transpose()?;
         Ok(Self { identity, grants })
     }
 
@@ -91,24 +93,27 @@ pub fn trailers(trailers: &mut HeaderMap) {
 }
 
 /// Impersonation headers of a client. A tagged node without granted groups has its tags as groups.
-fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, site: &ApiServerSite) -> Result<HeaderMap, ApiServerRefusal> {
+fn impersonation(
+    whois: &WhoIs,
+    (address, domain): (IpAddr, Option<&str>),
+    grants: &Grants,
+    site: &ApiServerSite,
+) -> Result<HeaderMap, ApiServerRefusal> {
     let (node, tags, login) = (whois.node.name.trim_end_matches('.'), &whois.node.tags, whois.user_profile.login_name.as_str());
-    let permitted = |name: SubjectName| {
-        let name = if site.permit_all_system { name } else { name.permitted(&site.permit_system)? };
-        Ok::<_, SubjectError>(name.into_value())
-    };
+    let permitted = |name: SubjectName| Ok::<_, SubjectError>(name.permitted(&site.permit_system)?.into_value());
     let user = if tags.is_empty() { login } else { node };
     if user.is_empty() {
         return Err(ApiServerRefusal::Nameless);
     }
-    let is_distinct = if tags.is_empty() { !is_device_beside(login, node) } else { is_full_name(node) };
+    let is_distinct = if tags.is_empty() { !is_name_in(login, domain) } else { is_device_name(node, domain) };
     if !is_distinct {
         return Err(ApiServerRefusal::Ambiguous(subject::shown(user)));
     }
     let mut headers = HeaderMap::new();
     headers.insert(USER, permitted(SubjectName::read(user)?)?);
     for group in &grants.groups {
-        headers.append(GROUP, permitted(group.clone())?);
+        let group = group.clone();
+        headers.append(GROUP, if site.permit_all_system { group.into_value() } else { permitted(group)? });
     }
     for tag in tags.iter().take(if grants.groups.is_empty() { MAX_GROUPS } else { 0 }) {
         headers.append(GROUP, permitted(SubjectName::read(tag)?)?);
@@ -122,16 +127,17 @@ fn impersonation(whois: &WhoIs, address: IpAddr, grants: &Grants, site: &ApiServ
     Ok(headers)
 }
 
-/// Whether a device's name is one in a domain. A tagged device chooses its host name, which alone could be a user's login: headscale has logins
-/// without `@`, and tailnets without a domain.
-fn is_full_name(node: &str) -> bool {
+/// Whether a name is that of a device: a host in the tailnet's domain, or at Tailscale in that of a tailnet which shares the device. A tagged
+/// device chooses its host name, which could be a user's login: headscale has logins without `@`, and tailnets without a domain.
+fn is_device_name(node: &str, domain: Option<&str>) -> bool {
     let is_label = |label: &str| !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
-    node.contains('.') && node.split('.').all(is_label)
+    let is_host_in = |domain: &str| node.strip_suffix(domain).and_then(|host| host.strip_suffix('.')).is_some_and(is_label);
+    let is_shared = |domain: &str| domain.ends_with(TAILSCALE) && node.ends_with(TAILSCALE) && node.split('.').all(is_label);
+    domain.is_some_and(|domain| is_host_in(domain) || is_shared(domain))
 }
 
-/// Whether a login could be the name of a tagged device in the domain of the user's device.
-fn is_device_beside(login: &str, node: &str) -> bool {
-    let domain = node.split_once('.').map(|(_, domain)| domain).filter(|domain| !domain.is_empty());
+/// Whether a login could be the name of a device in the tailnet's domain.
+fn is_name_in(login: &str, domain: Option<&str>) -> bool {
     let is_in = |domain: &str| login.strip_suffix(domain).is_some_and(|host| host.ends_with('.'));
     !login.contains('@') && domain.is_some_and(is_in)
 }

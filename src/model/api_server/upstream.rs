@@ -44,6 +44,11 @@ impl ApiServerUpstream {
     }
 }
 
+/// `Host` of requests to an API server at this address: as in a URL, without the port that it has by default.
+pub fn authority(address: &str) -> &str {
+    address.strip_suffix(":443").unwrap_or(address)
+}
+
 /// Gives each virtual host of the API server this upstream as its only route; without one it has none: its routes of the config would get the
 /// requests of clients and the proxy's token.
 pub fn routed(upstream: Option<&ApiServerUpstream>, sites: &Arc<Vhosts>) -> Arc<Vhosts> {
@@ -99,6 +104,15 @@ mod tests {
         }
         let longest = format!("https://10.96.0.1/{}", "a".repeat(MAX_URL - 18));
         assert!(ApiServerUpstream::read(&longest).is_some() && ApiServerUpstream::read(&format!("{longest}a")).is_none());
+    }
+
+    #[test]
+    fn authority_has_no_default_port() {
+        let cases =
+            [("rancher.example:443", "rancher.example"), ("[fd00:96::1]:443", "[fd00:96::1]"), ("10.96.0.1:6443", "10.96.0.1:6443")];
+        for (address, expected) in cases {
+            assert_eq!(authority(address), expected);
+        }
     }
 
     #[test]

@@ -68,6 +68,12 @@ pub struct NetMap {
 }
 
 impl NetMap {
+    /// Domain of the tailnet, by the name of this node: without its first label, which is its host name. `None` in a tailnet without one.
+    pub fn domain(&self) -> Option<&str> {
+        let (_, domain) = self.node.as_ref()?.name.trim_end_matches('.').split_once('.')?;
+        (!domain.is_empty()).then_some(domain)
+    }
+
     /// Addresses of a name: a peer's own, else those of a Tailscale Service that some peer serves, else the address of a 4via6 name that
     /// some peer routes. Empty if unresolved.
     pub fn resolve(&self, name: &Fqdn) -> BTreeSet<IpAddr> {

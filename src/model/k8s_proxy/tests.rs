@@ -316,9 +316,9 @@ fn virtual_host_has_the_name_of_the_service_in_the_domain_of_the_tailnet() {
 fn domain_is_the_nodes_name_without_its_first_label() {
     for (name, expected) in [("kube-0.tail1234.ts.net.", Some("tail1234.ts.net")), ("kube-0.", None), ("", None), ("kube-0", None)] {
         let netmap = NetMap { node: Some(SelfNode { name: name.into(), ..SelfNode::default() }), ..NetMap::default() };
-        assert_eq!(translation::domain(&netmap), expected, "{name:?}");
+        assert_eq!(netmap.domain(), expected, "{name:?}");
     }
-    assert_eq!(translation::domain(&NetMap::default()), None);
+    assert_eq!(NetMap::default().domain(), None);
 }
 
 #[test]

@@ -10,7 +10,6 @@ use super::values::TailscaleServiceName;
 use super::{ApiServerSection, K8sProxyConfig};
 use crate::api::routes::{ApiServerSite, Host, Listener, Site};
 use crate::api::serve;
-use crate::model::base::netmap::NetMap;
 
 /// Directory of tailscaled's config file, in the container's own file system.
 const CONFIG_DIR: &str = "/tmp/tailyard-config";
@@ -58,12 +57,6 @@ pub fn daemon_config(config: &K8sProxyConfig) -> Vec<u8> {
         document[field] = value;
     }
     document.to_string().into_bytes()
-}
-
-/// Domain of the tailnet: the name of this node without its first label.
-pub fn domain(netmap: &NetMap) -> Option<&str> {
-    let (_, domain) = netmap.node.as_ref()?.name.trim_end_matches('.').split_once('.')?;
-    (!domain.is_empty()).then_some(domain)
 }
 
 /// Serve config and routes of the virtual host, by key; `None` while the domain of its name is unknown.

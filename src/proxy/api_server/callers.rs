@@ -102,7 +102,11 @@ impl Callers {
         }
         let client = client.ok_or(ApiServerRefusal::UnknownClient)?;
         let (WhoIsAnswer { whois, until }, netmap) = self.lookups(service).of(client).await;
-        let caller = whois.and_then(|whois| Caller::of(&whois, client.ip(), site).map(Arc::new));
+        let caller = whois.and_then(|whois| {
+            let netmap = self.netmap.borrow();
+            let domain = netmap.as_deref().and_then(NetMap::domain);
+            Caller::of(&whois, (client.ip(), domain), site).map(Arc::new)
+        });
         let now = Instant::now();
         let (before, last) = cached.take().map_or((None, now), |cached| (cached.permitted, cached.confirmed));
         let confirmed = if caller.as_ref().is_err_and(ApiServerRefusal::is_transient) { last } else { now };

@@ -23,7 +23,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let caller = |mode| {
         let site = ApiServerSite { mode, send_extra: true, ..ApiServerSite::default() };
-        Caller::of(&whois, IpAddr::from([100, 64, 0, 9]), &site)
+        Caller::of(&whois, (IpAddr::from([100, 64, 0, 9]), Some("tail.ts.net")), &site)
     };
     match Grants::read(&whois.cap_map) {
         Ok(grants) => {

@@ -24,7 +24,7 @@ use tailyard::edge::files::replace;
 use tailyard::edge::localapi::LocalApiError;
 use tailyard::model::api_server::base_path::BasePath;
 use tailyard::model::api_server::request_info::StreamKind;
-use tailyard::model::base::netmap::NetMap;
+use tailyard::model::base::netmap::{NetMap, SelfNode};
 use tailyard::model::front_end::vhosts::shares::Shares;
 use tailyard::model::settings::{Flags, Settings};
 use tailyard::proxy::api_server::ApiServerService;
@@ -100,6 +100,12 @@ struct Stage {
 
 fn user(login: &str, rules: &Value) -> Value {
     json!({"Node": {"Name": "laptop.tail.ts.net."}, "UserProfile": {"LoginName": login}, "CapMap": {"tailscale.com/cap/kubernetes": rules}})
+}
+
+/// A netmap that equals none before.
+fn new_netmap() -> Arc<NetMap> {
+    let node = SelfNode { name: "kube-0.tail.ts.net.".to_owned(), ..SelfNode::default() };
+    Arc::new(NetMap { node: Some(node), ..NetMap::default() })
 }
 
 fn groups(groups: &[&str]) -> Value {
@@ -200,7 +206,7 @@ impl Stage {
                 })
             })
         };
-        let (netmap, netmap_seen) = watch::channel(None);
+        let (netmap, netmap_seen) = watch::channel(Some(new_netmap()));
         let api_server = ApiServerService::new(
             Callers::new(Box::new(move |_| Arc::clone(&lookup)), netmap_seen),
             credentials.clone(),
@@ -226,7 +232,7 @@ impl Stage {
 
     fn knows(&self, client: &str, answer: Value) {
         self.whois.lock().expect("no panic").insert(address(client), answer);
-        self.netmap.send_replace(Some(Arc::default()));
+        self.netmap.send_replace(Some(new_netmap()));
     }
 
     async fn stream(&self, client: &str, alpn: &str) -> tokio_rustls::client::TlsStream<TcpStream> {
@@ -786,7 +792,7 @@ async fn connections_of_an_address_share_a_lookup() {
         let requests = clients.iter_mut().map(|client| client.send_request(get2(&format!("https://{NAME}{PODS}"))));
         assert!(join_all(requests).await.into_iter().all(|answer| answer.expect("a response").status() == StatusCode::OK));
         assert_eq!(stage.lookups.load(Ordering::SeqCst), round);
-        stage.netmap.send_replace(Some(Arc::default()));
+        stage.netmap.send_replace(Some(new_netmap()));
     }
 }
 
@@ -814,7 +820,7 @@ async fn open_stream_outlives_a_lost_right_if_the_setting_says_so_and_no_request
     stage.knows(CLIENT, user("alice@example.com", &groups(&["dev"])));
     assert_eq!(identity(&got(request(PODS)).await.echoed()).1, ["dev"], "on the connection of the stream");
     stage.whois.lock().expect("no panic").remove(&address(CLIENT));
-    stage.netmap.send_replace(Some(Arc::default()));
+    stage.netmap.send_replace(Some(new_netmap()));
     status(&got(request(PODS)).await, 401);
     for _ in 0..100 {
         let next = timeout(DEADLINE, watch.frame()).await.expect("in time").expect("no end");
@@ -832,7 +838,7 @@ async fn session_ends_when_the_right_is_lost_and_not_when_tailscaled_does_not_an
     let quiet = timeout(Duration::from_secs(13), session.read_exact(&mut bytes)).await;
     assert!(quiet.is_err() && stage.lookups.load(Ordering::SeqCst) == 2, "{quiet:?}");
     stage.whois.lock().expect("no panic").remove(&address(CLIENT));
-    stage.netmap.send_replace(Some(Arc::default()));
+    stage.netmap.send_replace(Some(new_netmap()));
     let ended = timeout(DEADLINE, session.read_exact(&mut bytes)).await.expect("in time");
     assert!(ended.is_err(), "{ended:?}");
 }

@@ -36,7 +36,11 @@ fn whois(tags: &[&str], rules: Value) -> WhoIs {
 }
 
 fn caller(whois: &WhoIs, site: ApiServerSite) -> Result<Caller, ApiServerRefusal> {
-    Caller::of(whois, "100.64.0.9".parse().expect("an address"), &site)
+    caller_in(Some("tail.ts.net"), whois, site)
+}
+
+fn caller_in(domain: Option<&str>, whois: &WhoIs, site: ApiServerSite) -> Result<Caller, ApiServerRefusal> {
+    Caller::of(whois, ("100.64.0.9".parse().expect("an address"), domain), &site)
 }
 
 fn alice() -> Caller {
@@ -106,24 +110,40 @@ fn clients_without_identity_or_with_a_void_grant_are_refused() {
 
 #[test]
 fn tagged_device_and_user_never_have_each_others_names() {
-    let of = |tags: &[&str], node: &str, login: &str| {
+    let of = |domain: Option<&str>, tags: &[&str], node: &str, login: &str| {
         let mut whois = whois(tags, json!([]));
         node.clone_into(&mut whois.node.name);
         login.clone_into(&mut whois.user_profile.login_name);
-        caller(&whois, AUTH).map(|caller| caller.user().expect("mode auth").to_owned())
+        caller_in(domain, &whois, AUTH).map(|caller| caller.user().expect("mode auth").to_owned())
     };
-    for name in ["alice@example.com.", "alice@example.com", "alice", "alice.", "al ice.tail.ts.net.", ".tail.ts.net.", "a..net."] {
-        assert!(matches!(of(&["tag:ci"], name, "bob"), Err(ApiServerRefusal::Ambiguous(_))), "a tagged device {name:?}");
+    let (tail, hs) = (Some("tail.ts.net"), Some("hs.example"));
+    let tagged = |domain, node: &str| of(domain, &["tag:ci"], node, "bob");
+    let user = |domain, login: &str| of(domain, &[], "laptop.b.tail.ts.net.", login);
+    let is_refused = |result: &Result<String, _>| matches!(result, Err(ApiServerRefusal::Ambiguous(_)));
+    let hostile =
+        ["alice@example.com.", "alice@example.com", "alice", "alice.", "alice.smith", "al ice.tail.ts.net.", ".tail.ts.net.", "a..net."];
+    for name in hostile {
+        for domain in [tail, hs, None] {
+            assert!(is_refused(&tagged(domain, name)), "a tagged device {name:?} in {domain:?}");
+        }
+    }
+    for (domain, name) in
+        [(hs, "a.b.hs.example."), (hs, "ci.tail.ts.net."), (hs, "cihs.example."), (None, "ci.tail.ts.net."), (tail, "ci.example.")]
+    {
+        assert!(is_refused(&tagged(domain, name)), "{name:?} is no device in {domain:?}");
+    }
+    for (domain, name) in [(tail, "ci-1.tail.ts.net."), (hs, "ci.hs.example."), (tail, "shared.other.ts.net.")] {
+        assert_eq!(tagged(domain, name).as_deref(), Ok(name.trim_end_matches('.')));
     }
     for login in ["ci.tail.ts.net", "a.b.tail.ts.net"] {
-        assert!(matches!(of(&[], "laptop.tail.ts.net.", login), Err(ApiServerRefusal::Ambiguous(_))), "a user {login:?}");
+        assert!(is_refused(&user(tail, login)), "a user {login:?}, wherever the dots of the device's host name are");
     }
-    let ambiguous = of(&["tag:ci"], "alice", "bob").expect_err("refused");
+    let ambiguous = tagged(tail, "alice").expect_err("refused");
     assert_eq!((ambiguous.code().as_u16(), ambiguous.is_transient()), (403, false));
-    assert_eq!(of(&["tag:ci"], "ci-1.tail.ts.net.", "").as_deref(), Ok("ci-1.tail.ts.net"));
     for login in ["alice", "alice.smith", "alice@tail.ts.net", "alice@mail.tail.ts.net", "alice@github", "tail.ts.net", "xtail.ts.net"] {
-        assert_eq!(of(&[], "laptop.tail.ts.net.", login).as_deref(), Ok(login), "a user");
-        assert_eq!(of(&[], "laptop", login).as_deref(), Ok(login), "a user of a tailnet without a domain");
+        for domain in [tail, hs, None] {
+            assert_eq!(user(domain, login).as_deref(), Ok(login), "a user in {domain:?}");
+        }
     }
 }
 
@@ -143,9 +163,10 @@ fn users_and_groups_of_kubernetes_itself_need_a_setting() {
         };
         assert!(permits(&["system:masters", "system:admin", "system:nodes"]));
         assert!(!permits(&["system:anonymous"]) && !permits(&["*"]));
-        assert!(caller(whois, ApiServerSite { permit_all_system: true, ..AUTH }).is_ok(), "as under the Tailscale operator");
         assert!(caller(whois, NOAUTH).is_ok(), "nothing is impersonated");
     }
+    let by_grants = |whois: &WhoIs| caller(whois, ApiServerSite { permit_all_system: true, ..AUTH }).is_ok();
+    assert!(by_grants(&masters) && !by_grants(&admin) && !by_grants(&tagged), "under the Tailscale operator, what a grant names");
 }
 
 #[test]

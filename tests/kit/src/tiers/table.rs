@@ -131,7 +131,7 @@ pub static TAILYARD: Table = Table {
         Tier { slots: 2, threads: 1, ..light("demo", MACHINE, &["demo"], 60) },
         Tier { slots: 2, ..light("load", MACHINE, &["load"], 20) },
         Tier { servers: &[HELM], ..light("chart", PACKAGE, &["chart"], 20) },
-        light("crd", PACKAGE, &["crd"], 15),
+        light("crd", PACKAGE, &["crd", "served"], 15),
         Tier { servers: &[DAEMON], ..light("image", PACKAGE, &["image"], 15) },
         Tier { servers: &[API_SERVER], threads: 1, ..light("kube", API, &["kube"], 110) },
         Tier { servers: &[HOSTED, API_SERVER, CONTROLLERS], threads: 1, ..light("reconciler", API, &["reconciler"], 440) },

@@ -115,7 +115,7 @@ async fn request_on_a_connection_that_outlives_a_revocation_has_no_former_right(
                 Some(later) => stage.knows(CLIENT, later.clone()),
                 None => drop(stage.whois.lock().expect("no panic").remove(&address(CLIENT))),
             }
-            stage.netmap.send_replace(Some(Arc::default()));
+            stage.netmap.send_replace(Some(new_netmap()));
             // The connection may be closed before the response.
             if let Ok(answer) = send().await {
                 match expected {

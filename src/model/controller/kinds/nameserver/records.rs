@@ -160,7 +160,11 @@ mod tests {
             (&[&both, &[new.clone(), pending(&old)]], "10.0.0.1", "the config still has the name"),
             (&[&both, &young], "10.0.0.2", "the other one serves another name now"),
             (&[&young, &[new.clone(), ingress.clone()]], "10.0.0.3", "its device has the name"),
-            (&[&[ingress.clone()], &[gone(&ingress), new.clone()], &[ingress.clone(), new.clone()]], "10.0.0.3", "after a restart"),
+            (
+                &[std::slice::from_ref(&ingress), &[gone(&ingress), new.clone()], &[ingress.clone(), new.clone()]],
+                "10.0.0.3",
+                "after a restart",
+            ),
         ] {
             assert_eq!(document(steps), of("db.t.ts.net", ip), "{why}");
         }

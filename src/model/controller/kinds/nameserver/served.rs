@@ -109,8 +109,8 @@ impl ServingGroup {
             status.is_some_and(|status| is_from_pod(status, pod) && holds(status, fingerprint, name, entry))
         };
         let ready = self.replicas.iter().filter_map(|replica| Some((replica, ready_pod(replica)?)));
-        let mut acknowledged = ready.map(|(replica, pod)| acknowledges(replica, pod)).peekable();
-        acknowledged.peek().is_some() && acknowledged.all(|holds| holds)
+        let mut results = ready.map(|(replica, pod)| acknowledges(replica, pod)).peekable();
+        results.peek().is_some() && results.all(|is_acknowledged| is_acknowledged)
     }
 }
 
