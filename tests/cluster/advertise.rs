@@ -128,7 +128,7 @@ fn replica_killed_with_shields_up_accepts_again_and_remembers_peers() {
     one.wait_ready();
     assert_eq!(one.shields_up(), Some(false), "the shutdown of the previous process is undone");
     assert!(one.output().contains("targets are reachable through the tailnet targets=1"), "{}", one.output());
-    assert!(client.node.ask_tcp(at, PATIENCE).is_ok());
+    eventually("an answer after the restart", DEADLINE, || client.node.ask_tcp(at, TRY).ok());
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn sites_are_served_by_the_kernel_and_move_without_a_failed_connection() {
         let tailnet = Tailnet::start_with([10, 87, 0], Control::Hosted);
         tailnet.plug_in(10);
         let (vips, kube) = (service(&tailnet, "svc:web"), service(&tailnet, "svc:kube"));
+        tailnet.set_login("client", "alice@example.com");
         let (mut client, _client) = tailnet.node("client");
         client.tailnet_addresses();
         let machine = tailnet.machine("backend");

@@ -17,7 +17,7 @@ use super::streams::PROTOCOLS;
 use super::user::Answer;
 
 /// Timeout of a connection. A client's kernel retransmits after one second, two, three and so on.
-const PATIENCE: &str = "5s";
+const PATIENCE: &str = "10s";
 /// Connections per second.
 const RATE: &str = "20";
 /// Connections per second while a replica is killed.
