@@ -99,6 +99,8 @@ async fn all(cluster: &Cluster, extent: Extent, sheet: &mut Sheet) -> Result<()>
     let tailnet = Tailnet::start_with(NETWORK, Control::Hosted);
     tailnet.plug_in(API);
     let authority = Authority::new();
+    // Without a login of its own its user would have a name in the tailnet's domain, which our proxy refuses.
+    tailnet.set_login("client", "alice@example.com");
     let (asking, _tailscaled) = tailnet.node("client");
     let kubelet = tailnet.machine("kubelet");
     let kubelet_at = SocketAddr::new(kubelet.address, KUBELET);
