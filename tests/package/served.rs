@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use kit::definitions::their_source;
+use kit::definitions::{their_directory, their_source};
+use kit::files;
 
 /// Folders of the module with the operator and its proxies. Their tests are left out.
 const FOLDERS: [&str; 6] = ["cmd/k8s-operator", "k8s-operator", "kube", "cmd/k8s-proxy", "cmd/containerboot", "cmd/k8s-nameserver"];
@@ -15,20 +16,10 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Files below a folder with this end of their names.
-fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let paths = entries.map(|entry| entry.expect("an entry").path());
-    paths
-        .flat_map(|path| if path.is_dir() { files(&path, end) } else { vec![path] })
-        .filter(|path| path.to_string_lossy().ends_with(end))
-        .collect()
-}
-
 /// Texts between double quotes in the operator's Go files below these folders.
 fn literals(folders: &[&str]) -> BTreeSet<String> {
     let source = their_source();
-    let go = folders.iter().flat_map(|folder| files(&source.join(folder), ".go"));
+    let go = folders.iter().flat_map(|folder| files(&source.join(folder), "go"));
     let go = go.filter(|path| !path.to_string_lossy().ends_with("_test.go") && !path.components().any(|part| part.as_os_str() == "e2e"));
     let texts: Vec<_> = go.map(|path| read(&path)).collect();
     let lines = texts.iter().flat_map(|text| text.lines());
@@ -48,7 +39,7 @@ fn rows(page: &str) -> BTreeSet<&str> {
 #[test]
 fn each_kind_and_name_of_the_operator_has_a_row() {
     let (page, source) = (page(), their_source());
-    let kinds = files(&kit::definitions::their_directory(), ".yaml").into_iter().map(|path| {
+    let kinds = files(&their_directory(), "yaml").into_iter().map(|path| {
         let text = read(&path);
         let kind = text.lines().find_map(|line| line.strip_prefix("    kind: ").or_else(|| line.strip_prefix("        kind: ")));
         kind.expect("a kind").to_owned()
@@ -71,7 +62,7 @@ fn each_kind_and_name_of_the_operator_has_a_row() {
 #[test]
 fn each_variable_of_the_operators_proxy_is_read_or_named() {
     let settings = kit::root().join("src/model");
-    let sources = files(&settings.join("settings"), ".rs").into_iter().chain([settings.join("settings.rs")]);
+    let sources = files(&settings.join("settings"), "rs").into_iter().chain([settings.join("settings.rs")]);
     let text: String = sources.map(|path| read(&path)).collect::<String>() + &page();
     let is_variable = |name: &&String| {
         let prefix = ["TS_", "POD_", "EXPERIMENTAL_", "KUBERNETES_SERVICE_"].iter().any(|prefix| name.starts_with(prefix));

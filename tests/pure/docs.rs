@@ -6,9 +6,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kit::files;
 use kit::guide::{self, Fate};
-
-use crate::source::files;
 
 type Check = fn(&str, &BTreeSet<String>) -> Findings;
 

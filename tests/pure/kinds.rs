@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::source::files;
+use kit::files;
 
 /// The most existing Rust files that a new kind may edit, those of tests included.
 const MAX_EDITED: usize = 5;

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kit::files;
 use serde_json::Value;
 
 use crate::docs::tests_in;
-use crate::source::{Source, files, identifiers, tree, without_tests};
+use crate::source::{Source, identifiers, tree, without_tests};
 
 /// Words that no document and no text of the program may have, with replacements.
 const BANNED: [(&str, &str); 65] = [

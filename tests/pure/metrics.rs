@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use kit::files;
 use kit::golden::assert_part;
 use tailyard::nameserver::metrics::Metrics as Nameserver;
 use tailyard::proxy::metrics::Metrics;
 use tailyard::reconciler::metrics::Metrics as Reconciler;
-
-use crate::source::files;
 
 const DOCUMENT: &str = "docs/metrics.md";
 const PROXY: &str = "<!-- families: made by tests/pure/metrics.rs -->\n";

@@ -3,20 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Files in and below a folder with this extension, sorted.
-pub(crate) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            found.extend(files(&path, ending));
-        } else if path.extension().is_some_and(|extension| extension == ending) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    found
-}
+use kit::files;
 
 /// Files of src: path under it, and text.
 pub(crate) fn tree() -> Vec<(String, String)> {

@@ -175,7 +175,8 @@ fn client_limits(settings: &Settings) -> Limits {
 
 /// Whether connections to Tailscale Services may end in the kernel; logs the choice.
 fn chosen_kernel_tcp(settings: &Settings) -> bool {
-    match (settings.kernel_tcp(), settings.front_end.kernel_tcp) {
+    let chosen = settings.kernel_tcp();
+    match (chosen, settings.front_end.kernel_tcp) {
         (Ok(()), _) => tracing::info!("kernel TCP is used: connections to Tailscale Services end in the kernel"),
         (Err(obstacle), KernelTcpMode::On) => {
             let reason = obstacle.reason();
@@ -188,7 +189,7 @@ fn chosen_kernel_tcp(settings: &Settings) -> bool {
             tracing::info!(reason = obstacle.reason(), "kernel TCP is not used: connections end in tailscaled's TCP stack");
         }
     }
-    settings.kernel_tcp().is_ok()
+    chosen.is_ok()
 }
 
 /// Starts certificate orders and copies; `None` without Secrets.

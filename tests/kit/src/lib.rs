@@ -60,6 +60,21 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/kit is two folders deep")
 }
 
+/// Files in and below a folder with this extension, sorted.
+pub fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.extension().is_some_and(|extension| extension == ending) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
 /// The allocator's variables of the image, by which the memory of a program is that of the program in a container.
 pub fn allocator_variables() -> Vec<(String, String)> {
     let recipe = std::fs::read_to_string(root().join("config/image/Dockerfile")).expect("the image's recipe");
